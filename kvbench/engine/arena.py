@@ -11,28 +11,28 @@ class Arena:
     """A ring whose blocks are released in the order in which they were taken.
 
     Layers are rebuilt one after another, keys before values, so that the oldest block is released first: the ring needs
-    no list of free places and never fragments. Its size is the largest total of live blocks plus one block, which may
+    no free list and never fragments. Its size is the largest total of live blocks plus one block, which may
     stay unused at the end of the buffer when a block starts at the beginning again (`ring_slots`). A block that does
     not fit is allocated separately.
 
     Attributes:
-        buffer: the ring, [numbers].
+        buffer: the ring, [elements].
 
     Args:
-        numbers: size of the buffer in numbers of `dtype`.
-        dtype: dtype of the numbers.
+        size: size of the buffer in elements.
+        dtype: dtype of the elements.
         device: device of the buffer.
     """
 
-    def __init__(self, numbers: int, dtype: torch.dtype, device: torch.device) -> None:
-        # An ordinary tensor may be written both inside and outside of inference mode.
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        # An ordinary tensor may be written inside and outside of inference mode.
         with torch.inference_mode(mode=False):
-            self.buffer = torch.empty(numbers, dtype=dtype, device=device)
+            self.buffer = torch.empty(size, dtype=dtype, device=device)
         self.clear()
 
     @property
-    def numbers(self) -> int:
-        """Size of the buffer in numbers of its dtype."""
+    def size(self) -> int:
+        """Size of the buffer in elements."""
         return len(self.buffer)
 
     def clear(self) -> None:
@@ -50,7 +50,7 @@ class Arena:
         return restore
 
     def take(self, shape: Sequence[int]) -> tuple[Tensor, int | None]:
-        """Return an uninitialised contiguous tensor and its handle for `release`, None outside the ring."""
+        """Return an uninitialised contiguous tensor, and its handle for `release`; None if it is outside the ring."""
         count = torch.Size(shape).numel()
         start = self._find(count) if count else None
         if start is None:
@@ -60,7 +60,7 @@ class Arena:
         return self.buffer[start : start + count].view(shape), self._handles
 
     def fits(self, count: int) -> bool:
-        """Return whether blocks of `count` numbers in total fit in the ring."""
+        """Return whether blocks of `count` elements in total fit the ring."""
         return self._find(count) is not None
 
     def release(self, handle: int | None) -> None:
@@ -70,12 +70,12 @@ class Arena:
 
     def _find(self, count: int) -> int | None:
         if not self._alive:
-            return 0 if count <= self.numbers else None
+            return 0 if count <= self.size else None
         oldest, _ = self._alive[next(iter(self._alive))]
         newest, stop = self._alive[next(reversed(self._alive))]
         if newest < oldest:  # the newest blocks started at the beginning again
             return stop if stop + count <= oldest else None
-        if stop + count <= self.numbers:
+        if stop + count <= self.size:
             return stop
         return 0 if count <= oldest else None
 

@@ -1,4 +1,4 @@
-"""Bias of slots: a number added to all scores of a slot, stored as an additional channel of its key.
+"""Bias of slots: a value added to all scores of a slot, stored as an additional channel of its key.
 
 Queries have 1 over the scale in that channel, so that attention adds the bias. Kernels need channels in multiples of
 eight; the other seven are zeros.
@@ -17,7 +17,7 @@ def widen(x: Tensor) -> Tensor:
 
 
 def widen_queries(q: Tensor, scale: float) -> Tensor:
-    """Append channels to queries [..., D], so that `scale` q k^T contains the bias of k."""
+    """Append channels to queries [..., D], so that `scale` q k^T includes the bias of wide keys."""
     wide = widen(q)
     wide[..., -BIAS_CHANNELS] = 1 / scale
     return wide

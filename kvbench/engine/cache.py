@@ -29,14 +29,14 @@ from kvbench.methods.shared.base import Method
 
 
 class KVCache(StoredLayers):
-    """Keys and values of one batch of generations after another, kept as a method decides.
+    """KV cache for successive batches of generations, pruned by a method.
 
     Attributes:
         record: records steps, or segments whose tokens come at once; None runs all by launches.
-        repetitions: recorded steps, or segments if the method has no `graph_obstacle`; None without a `record`.
+        repetitions: recorded steps, or segments if the method has no `graph_obstacle`; None if nothing is recorded.
 
-    A method may be prepared for shorter prompts than the model reads. All prompts then have the padding between, which
-    is cut off: it has no slots, and positions begin after it.
+    A method may be prepared for shorter prompts than the model takes. All prompts then begin with at least this much
+    padding, which is cut off: it has no slots, and positions begin after it.
 
     Args:
         spec: the model's shapes.
@@ -45,9 +45,9 @@ class KVCache(StoredLayers):
         device: device of the storage.
         record: see above.
         projection: see `StoredLayers`.
-        packing: format of low-bit storage; None stores numbers of `dtype`.
+        packing: format of low-bit storage; None stores values of `dtype`.
         rotation: RoPE factors, complex64 [positions, D/2]; None without RoPE or if the model does not expose them.
-        codebooks: static codebooks, for the storage or an observer.
+        codebooks: static codebooks for the storage or an observer; None if neither uses them.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class KVCache(StoredLayers):
                 neither attended to nor stored. None if all prompts are equally long.
 
         Raises:
-            ValueError: not one number a sequence, or no token of a prompt would be left.
+            ValueError: `padding` lacks a value per sequence, leaves a prompt no token, or is too small for the method.
         """
         spec = self.spec
         padding = cut_padding(self._cut, sequences, padding)
@@ -109,7 +109,7 @@ class KVCache(StoredLayers):
             self.ledger.prompts = self._padding.prompts
             self.method.forget_plans(self._padding.prompts)
         self._stores: list[LayerStore] = []
-        self._waiting: list[LayerInputs] = []  # layers of a full segment, until a joint decision
+        self._waiting: list[LayerInputs] = []  # layers of a full segment, before a joint decision
         self._last_layouts: list[Layout] = []  # layouts at the start of the last segment, which stores none
         if sequences:
             if self.method.static and not self._schedule:
@@ -146,11 +146,11 @@ class KVCache(StoredLayers):
 
     @property
     def holds_recordings(self) -> bool:
-        """Whether recorded scales may hold memory that generations without them do not need."""
+        """Whether recordings may hold memory that generations without them do not need."""
         return self.repetitions is not None and self.repetitions.holds_memory
 
     def begin(self, segment: Segment) -> None:
-        """Announce the segment whose tokens every layer will see next: at once, or in steps if it is causal."""
+        """Announce the segment whose tokens every layer gets next: at once, or in steps if it is causal."""
         segment = self.spec.segments[segment.index] if self._cut else segment
         self._segment, self._unchanged = segment, None
         self._last_layouts = [store.layout for store in self._stores] if segment.last else []
@@ -176,14 +176,14 @@ class KVCache(StoredLayers):
             q: [sequences, query heads, tokens, D]; query heads may be a multiple of the KV heads.
             k: keys [sequences, heads, tokens, D].
             v: values, shaped like k.
-            raw_queries: computes the queries as projected, shaped like q; called only if the method reads them.
+            raw_queries: returns the queries as projected, shaped like q; called only if the method reads them.
 
         Returns:
             [sequences, query heads, tokens, D] in q's dtype.
 
         Raises:
             BudgetExceeded: the cache of a strict method holds more than its budget after this layer.
-            ValueError: more tokens than the segment has, or a part of a segment whose tokens come at once.
+            ValueError: there are more tokens than the segment has, or fewer where all must come at once.
         """
         cut = 0 if self._segment.index else self._cut
         if cut:
@@ -202,7 +202,7 @@ class KVCache(StoredLayers):
         return F.pad(out, (0, 0, cut, 0)) if cut else out
 
     def _record_step(self, filled: int) -> None:
-        """Record what a step reads, before which the segment has `filled` tokens."""
+        """Record what a step reads; the segment has `filled` tokens before it."""
         self.ledger.record_step(self._segment, filled, self._slot_bytes, self.spec)
 
     def _join(
@@ -240,7 +240,7 @@ class KVCache(StoredLayers):
             out, _ = self._attend_slots(present)
             self._store(present, change)
             return out
-        # Nothing leaves: one attention over the new storage, which holds past and present, is faster.
+        # Nothing is evicted: one attention over the new storage, which holds past and present, is faster.
         return self._storage.attend_appended(self._store(present, change), present.q)
 
     def _attend_slots(self, present: LayerInputs) -> tuple[Tensor, Tensor | None]:
@@ -258,9 +258,7 @@ class KVCache(StoredLayers):
         store, length, q = present.store, self._segment.length, present.q
         filled, tokens = store.filled, present.k.shape[2]
         if filled + tokens > length:
-            raise ValueError(
-                f"segment {self._segment.index}: token {filled + tokens} came, it has {length} tokens"
-            )
+            raise ValueError(f"segment {self._segment.index}: received token {filled + tokens} of {length}")
         if self._padding is not None and not self._segment.index:
             return self._attend_padded(present, self._padding)
         self._steps.advance_to(filled)
@@ -281,7 +279,7 @@ class KVCache(StoredLayers):
         """Attend with a step's token to the slots that the method selects, instead of all slots.
 
         Args:
-            present: the layer, with room for all queries of the segment; those so far are set.
+            present: the layer's inputs, with queries for all tokens of the segment, set for the tokens so far.
             q: the token's queries [sequences, heads, queries, D].
             out: output of attention to all slots.
         """
@@ -301,7 +299,7 @@ class KVCache(StoredLayers):
         self.ledger.record_selection(self._segment, layer, sparse.cached, pending, self._slot_bytes)
 
     def _save(self) -> Callable[[], None]:
-        """Return a function that restores the host's present bookkeeping after a device repeated a segment alone."""
+        """Return a function that restores the host's bookkeeping of this moment after a device replayed a segment."""
         assert self._plain is not None
         stores, restore_arena = [replace(store) for store in self._stores], self._plain.arena.save()
         ledger = self.ledger.save()
@@ -333,7 +331,7 @@ class KVCache(StoredLayers):
         return out
 
     def _attend_recorded(self, present: LayerInputs) -> Tensor:
-        """Attend with the next token of a segment whose tokens only the device counts."""
+        """Attend with a recorded segment's next token; the device counts tokens."""
         filled = self._steps.filled
         out = self._storage.attend_step(present.store, *present[1:4], self._segment.length, filled)
         if not self.method.static:
@@ -343,7 +341,7 @@ class KVCache(StoredLayers):
         return out
 
     def _finish_recorded(self) -> None:
-        """Apply the method's choice to all layers after the last recorded step of a segment."""
+        """Let the method prune all layers after the last recorded step of a segment."""
         for layer, store in enumerate(self._stores):
             if not self.method.static:
                 store.queries = self._steps.read_queries(self._sequences, layer)
@@ -364,4 +362,4 @@ class KVCache(StoredLayers):
         tokens, length = present.k.shape[2], self._segment.length
         if tokens != length:
             what = "padded prompts must come at once" if self._padding else f"segment {self._segment.index}"
-            raise ValueError(f"{what}: {tokens} of {length} tokens came")
+            raise ValueError(f"{what}: got {tokens} of {length} tokens")

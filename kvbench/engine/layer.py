@@ -1,7 +1,7 @@
 """Storage of one layer, and the inputs of its attention in one segment.
 
 Shapes: B sequences that share a layout, R rows of the layout, S sequences, H KV heads, Q queries, T tokens, D channels.
-B = S and R = H where all sequences hold the same slots; otherwise B = 1 and R = S x H.
+B = S and R = H if all sequences hold the same slots; otherwise B = 1 and R = S x H.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ class LayerState:
     """Data of one layer that is stored in addition to keys and values.
 
     Attributes:
-        state: float32 [R, longest, ...], the method's numbers per slot (`Uses.state`).
-        previous_keys: keys of the previous segment [S, H, T, D] (`Uses.previous_keys`).
-        queries: queries [S, H, query heads per KV head, T, D] of a segment that is not full yet, for a method that
-            reads data.
-        filled: tokens of that segment so far.
+        state: float32 [R, longest, ...], the method's values per slot; None without `Uses.state`.
+        previous_keys: keys of the previous segment [S, H, T, D]; None without `Uses.previous_keys`.
+        queries: queries [S, H, query heads per KV head, T, D] of a segment that is not full yet; None for a static
+            method.
+        filled: tokens of the unfinished segment so far.
     """
 
     state: Tensor | None = None
@@ -67,9 +67,9 @@ class LayerStore(LayerState):
         keys: stored keys.
         values: stored values.
         handles: handles by which the arena releases keys and values.
-        rows: the same storage as the steps of a segment read it, from the first step on.
-        placed: the same storage as the one-token kernel reads it; None without the kernel.
-        joined: outside CUDA, the slots with those of a segment whose tokens came at once.
+        rows: views of the storage for the steps of a segment; None before the first step.
+        placed: offsets of the rows for the one-token kernel; None without the kernel.
+        joined: on a CPU, cached slots joined with those of a segment whose tokens came at once; otherwise None.
     """
 
     layout: Layout
@@ -97,14 +97,14 @@ class LayerStore(LayerState):
         return self.layout.total * self.slot_bytes
 
     def count_sequence_bytes(self, heads: int, branches: int) -> list[int]:
-        """Return the bytes of keys and values of each sequence, or one number common to all.
+        """Return the bytes of keys and values of each sequence, or a single value common to all.
 
         Args:
             heads: KV heads of the layer.
             branches: sequences of a prompt.
         """
-        numbers = self.slot_bytes // self.keys.shape[0]  # bytes of a slot of one sequence, without remainder
-        return count_rows([count * numbers for count in self.layout.counts], heads)
+        size = self.slot_bytes // self.keys.shape[0]  # bytes of a slot of one sequence, without remainder
+        return count_rows([count * size for count in self.layout.counts], heads)
 
     def count_read_bytes(self, heads: int) -> list[int]:
         """Return the bytes that attention to all slots of a sequence reads, shaped like `count_sequence_bytes`."""
@@ -121,10 +121,10 @@ class LayerInputs(NamedTuple):
         v: the segment's values, shaped like k.
         store: the layer's storage before the segment is stored.
         scale: factor on q k^T.
-        causal: a query sees the segment's keys up to its own token, otherwise all of them.
-        lse: float32 [S, H, Q], log-sum-exp of the scores if attention has computed it.
-        raw_queries: computes the queries as projected, shaped like q; None if the model does not expose them.
-        biased: q, k, v and the storage are widened by a bias (`engine/bias.py`).
+        causal: whether a query sees the segment's keys up to its own token only.
+        lse: float32 [S, H, Q], log-sum-exp of the scores; None if attention has not computed it.
+        raw_queries: returns the queries as projected, shaped like q; None if the model does not expose them.
+        biased: whether q, k, v and the storage are widened by a bias (`engine/bias.py`).
         projection: returns the output projection of a layer, [width, query heads x D]; None if the model does not
             expose it.
         rotation: RoPE factors, complex64 [positions, D/2]; None without RoPE or if the model does not expose them.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imports torch, which a reader of results does without
 N = TypeVar("N", int, float)
 Table = list[list[list[int]]]
 ROUNDING = 1e-6
-"""Tokens by which a mean over rows may differ by rounding."""
+"""Tolerance, in tokens, of a mean over rows."""
 
 
 class BudgetExceeded(UserError, RuntimeError):
@@ -41,7 +41,7 @@ class Step:
             (Hard-KV's HA-Max).
         lse: log-sum-exp of the observed queries over all slots before the drop, in nats, a mean over queries, heads and
             layers; None without observed queries.
-        kept_lse: the same over the slots that stay.
+        kept_lse: mean log-sum-exp over the kept slots, likewise.
         n: number of sequences in the mean.
     """
 
@@ -57,9 +57,9 @@ class BudgetUse(NamedTuple):
     """Use of the budget by the sequences of one prompt.
 
     Attributes:
-        last_tokens: tokens that one sequence held while the last segment ran, or at the end of its text.
-        last_bytes: bytes of keys and values at that time.
-        least_share: least share of min(B, all tokens so far) that a sequence held after a segment.
+        last_tokens: maximum tokens that a sequence held while the last segment ran, or at the end of its text.
+        last_bytes: maximum bytes of a sequence's keys and values at that time.
+        least_share: minimum share of min(B, all tokens so far) that a sequence held after a segment.
     """
 
     last_tokens: int
@@ -72,20 +72,20 @@ class Ledger:
     """Tokens and bytes of one generation, which a cache records after each layer, and their peaks.
 
     Attributes:
-        held: tokens that each sequence holds after layer l of segment k, [K][L][sequences], with one number if all
+        held: tokens that each sequence holds after layer l of segment k, [K][L][sequences], with a single value if all
             sequences hold the same; the last row is held while the last segment runs. Rows are 0 after an early end of
             a text.
-        longest: tokens of the longest row of layer l after segment k, of each sequence, [K][L][sequences] as `held`.
+        longest: tokens of each sequence's longest row of layer l after segment k, shaped like `held`.
         prompts: tokens of each sequence's prompt; empty if all prompts are equally long.
         held_bytes: bytes of the stored keys and values, shaped like `held`.
-        peak_bytes: storage between layers, whole batch.
-        rebuild_bytes: storage at the peak of a rebuild, whole batch.
-        transient_bytes: keys and values of the current segment, whole batch.
-        state_bytes: what the method keeps in addition (a score per slot, the last segment's keys), whole batch.
+        peak_bytes: peak of storage between layers, whole batch.
+        rebuild_bytes: peak of storage during rebuilds, whole batch.
+        transient_bytes: peak of unstored and decoded keys and values, whole batch.
+        state_bytes: peak of what the method keeps (a score per slot, the last segment's keys), whole batch.
         lse: log-sum-exp of observed queries in nats before and after the drop of a layer, of each sequence,
             [K][layers] of pairs; empty without observed queries.
         drifts: nats by which drops changed the log-sum-exp of observed queries, summed over layers, segments and rows.
-        drops: number of rows that dropped anything, over all layers and segments.
+        drops: number of rows that dropped slots, over all layers and segments.
         unprotected: slots of score +inf that each sequence dropped; empty before `read_unprotected`.
         reads: bytes that attention read from the cache.
         pending_bytes: bytes of the segment's keys and values that are not stored yet, of all sequences.
@@ -134,12 +134,12 @@ class Ledger:
         return ledger
 
     def save(self) -> "Ledger":
-        """Return a copy for the host; numbers on a device are not copied, because recorded work updates them."""
+        """Return a copy of the host's values; tensors on a device are shared, because recorded work updates them."""
         tensor = self._unprotected
         return deepcopy(self, {id(tensor): tensor})
 
     def record_transient(self, read_bytes: int) -> None:
-        """Record the peak of bytes that are not stored: the current segment plus `read_bytes`."""
+        """Record the peak of bytes that are not stored: pending ones plus `read_bytes`."""
         self.transient_bytes = max(self.transient_bytes, self.pending_bytes + read_bytes)
 
     def record_rebuild(self, before: int, after: int, peak: int = 0) -> None:
@@ -148,7 +148,7 @@ class Ledger:
         self._stored_bytes += after - before
 
     def record_drift(self, segment: int, drift: "LogSumExpDrift") -> None:
-        """Record how a drop after a segment changed the log-sum-exp of the observed queries."""
+        """Record how an eviction after a segment changed the log-sum-exp of the observed queries."""
         self.drifts += drift.total
         self.drops += drift.rows
         if self.lse:
@@ -159,26 +159,26 @@ class Ledger:
         self._unprotected = slots if self._unprotected is None else self._unprotected + slots
 
     def read_unprotected(self, heads: int) -> None:
-        """Set `unprotected` after a generation; waits for the device. `heads` are the rows of a sequence."""
+        """Set `unprotected` after a generation, which waits for the device; a sequence has `heads` rows."""
         if self._unprotected is not None:
             self.unprotected = self._unprotected.unflatten(0, (-1, heads)).sum(1).tolist()
             self._unprotected = None
 
     def record_step(self, segment: Segment, filled: int, slot_bytes: int, spec: ModelSpec) -> None:
-        """Record what the attention of a step reads from the cache; for arguments see `Reads.record`."""
+        """Record what the attention of a step reads from the cache (`Reads.record`)."""
         self.reads.record(spec, segment, filled, self._read_bytes, slot_bytes)
 
     def record_selection(
         self, segment: Segment, layer: int, chosen: Sequence[int], pending: int, slot_bytes: int
     ) -> None:
-        """Record that a layer's attention reads a selection of what the cache holds.
+        """Record that a layer's attention reads only selected slots of the cache.
 
         Args:
             segment: the segment of the step.
             layer: index of the layer.
             chosen: slots in the cache that each row reads.
             pending: tokens of the segment before the step, over the heads of a sequence.
-            slot_bytes: bytes of such a token.
+            slot_bytes: bytes of a pending token.
         """
         tokens, _, stored = self._layers[layer]
         heads = len(chosen) // len(tokens)
@@ -198,7 +198,7 @@ class Ledger:
             segment: its index.
             layer: its index.
             store: its storage.
-            state_bytes: what the method keeps in addition, in all layers.
+            state_bytes: bytes that the method keeps beside keys and values, in all layers.
             spec: the model's shapes.
         """
         counts, heads = store.layout.counts, spec.heads
@@ -240,17 +240,17 @@ class Ledger:
 
     @property
     def tokens_after(self) -> list[list[int]]:
-        """Largest number of tokens that a sequence held after each segment and layer, [K][L]."""
+        """Maximum number of tokens that a sequence held after each segment and layer, [K][L]."""
         return [[max(sequences, default=0) for sequences in row] for row in self.held]
 
     @property
     def last_tokens(self) -> int:
-        """Tokens one sequence holds while the last segment runs, or held last if generation ended earlier."""
+        """Maximum tokens that a sequence held while the last segment ran, or last if generation ended earlier."""
         return max(self.held[self._count_segments() - 1][-1], default=0)
 
     @property
     def last_bytes(self) -> int:
-        """Bytes that one sequence held together with `last_tokens`."""
+        """Maximum bytes of keys and values that a sequence held at the time of `last_tokens`."""
         return max(self.held_bytes[self._count_segments() - 1][-1], default=0)
 
     @property
@@ -270,7 +270,7 @@ class Ledger:
 
         Args:
             spec: the whole model's shapes.
-            budget: the budget B.
+            budget: the budget B of the whole model.
             sequences: indices of the sequences.
             drawn: tokens of the prompt's text, after which segments are omitted; None for an image.
         """
@@ -289,9 +289,9 @@ class Ledger:
     def _find_share(self, spec: ModelSpec, budget: Budget, sequence: int, segment: int) -> Fraction:
         """Return the share of the possible tokens that a sequence held after a segment.
 
-        Possible are the capacity, or all tokens so far if they are fewer. For a budget in bytes, held bytes are
+        Possible tokens are the capacity, or all tokens so far if they are fewer. For a budget in bytes, held bytes are
         converted to tokens by the ratio of capacity to budget. Padding is not a token; if it counts as held, it is
-        subtracted from the capacity too, except for one token a head.
+        subtracted from the capacity too, down to one token per head.
         """
         capacity, heads, end = budget.capacity, spec.all_heads, spec.ends[segment]
         if budget.bytes is None:
@@ -337,8 +337,8 @@ class Ledger:
 def find_utilisation(steps: Sequence[Step]) -> float | None:
     """Return slot utilisation: tokens held over the slots of rows padded to the longest, in (0, 1].
 
-    It is the mean over the largest length of Hard-KV's Table 3 (overall over maximum sparsity), both summed over the
-    segments from the first one that dropped a token. None without drops.
+    It is the mean row length divided by the maximum (Hard-KV, Table 3: overall over maximum sparsity), both summed over
+    the segments from the first one that dropped a token. None without drops.
     """
     dropped = [
         before.held + now.tokens - before.tokens - now.held > ROUNDING for before, now in pairwise(steps)
@@ -357,7 +357,7 @@ def _pick(values: Sequence[N], sequence: int) -> N:
 def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
     """Return the ledger of a generation whose heads were divided among several caches.
 
-    Tokens are summed at each moment. Bytes are the sum of the caches' peaks, since each cache has its own memory.
+    Tokens are summed at each moment; bytes are the sum of the caches' peaks, since each cache has its own memory.
     """
     counts = ("peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "drifts", "drops")
     return Ledger(
@@ -376,7 +376,7 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
 
 
 def _join(tables: Sequence[Table], combine: Callable[[Sequence[int]], int]) -> Table:
-    """Combine the numbers [K][L][sequences] of several caches."""
+    """Combine the tables [K][L][sequences] of several caches."""
     return [
         [[combine(each) for each in zip(*layer, strict=True)] for layer in zip(*row, strict=True)]
         for row in zip(*tables, strict=True)
@@ -386,7 +386,7 @@ def _join(tables: Sequence[Table], combine: Callable[[Sequence[int]], int]) -> T
 def _average(
     shares: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Average log-sum-exps before and after a drop over shares with equally many heads."""
+    """Average log-sum-exps before and after an eviction over caches with equally many heads."""
     before, after = ([fmean(each) for each in zip(*part, strict=True)] for part in zip(*shares, strict=True))
     return before, after
 

@@ -1,4 +1,4 @@
-"""Memory of a KV cache in tokens, in real bytes, and in the unit the papers print; memory of the process."""
+"""Memory of a KV cache in bytes, and in the unit that papers print."""
 
 from kvbench.core.segments import ModelSpec
 
@@ -14,7 +14,7 @@ def token_bytes(spec: ModelSpec, itemsize: int, *, biased: bool = False) -> int:
 
     Args:
         spec: the model's shapes.
-        itemsize: bytes of a stored number.
+        itemsize: bytes of a stored value.
         biased: whether slots have a bias that is added to their scores (`Uses.bias`).
     """
     return 2 * (spec.head_dim + (BIAS_CHANNELS if biased else 0)) * itemsize

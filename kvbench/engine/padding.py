@@ -20,7 +20,7 @@ class Padding(NamedTuple):
 
     Attributes:
         sequences: int64 [sequences], padding tokens of each sequence.
-        rows: int64 [sequences x heads], the same number for each of a sequence's KV heads.
+        rows: int64 [sequences x heads], padding tokens of each row.
         prompts: tokens of each sequence's prompt.
     """
 
@@ -41,33 +41,31 @@ def read_padding(
         device: device of the result.
 
     Raises:
-        ValueError: not one number a sequence, a prompt without tokens, or one whose tokens see each other.
+        ValueError: `padding` lacks a value per sequence, leaves a prompt no token, or the prompt is not causal.
     """
     if padding is None or not any(padding):
         return None
     prompt = spec.segments[0]
     if len(padding) != sequences or not all(0 <= tokens < prompt.length for tokens in padding):
-        raise ValueError(
-            f"padding {list(padding)}: {sequences} sequences have from 0 to {prompt.length - 1} such tokens each"
-        )
+        raise ValueError(f"padding {list(padding)}: must be {sequences} values from 0 to {prompt.length - 1}")
     if not prompt.causal:
-        raise ValueError(f"{spec.name}: only the prompt of a next-token model can be padded")
-    numbers = torch.tensor(padding).to(device, non_blocking=True)
+        raise ValueError(f"{spec.name}: only prompts of next-token models can be padded")
+    counts = torch.tensor(padding).to(device, non_blocking=True)
     prompts = tuple(prompt.length - tokens for tokens in padding)
-    return Padding(numbers, numbers.repeat_interleave(spec.heads), prompts)
+    return Padding(counts, counts.repeat_interleave(spec.heads), prompts)
 
 
 def cut_padding(cut: int, sequences: int, padding: Sequence[int] | None) -> Sequence[int] | None:
-    """Return the padding of a batch without the `cut` tokens of padding that all prompts have.
+    """Return the padding of a batch without the `cut` padding tokens that all prompts have.
 
     Raises:
-        ValueError: a prompt has less padding: it is longer than the method was prepared for.
+        ValueError: a prompt has less padding, as it is longer than the method was prepared for.
     """
     if not cut:
         return padding
     given = padding or [0] * sequences
     if min(given, default=cut) < cut:
-        raise ValueError(f"padding {list(given)}: the method was prepared for prompts with {cut} such tokens")
+        raise ValueError(f"padding {list(given)}: the method was prepared for at least {cut} padding tokens")
     return [tokens - cut for tokens in given]
 
 
@@ -100,7 +98,7 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: floa
 def follow_schedule(
     change: StorageChange, segment: Segment, layout: Layout, padding: Padding, free_slots: int
 ) -> StorageChange:
-    """Return the change of padded rows, which keep the slots of a static method's schedule except for padding.
+    """Return the storage change of padded rows, which keep the slots of a static method's schedule except padding.
 
     Args:
         change: the schedule's change for the KV heads of one sequence.
@@ -110,7 +108,7 @@ def follow_schedule(
         free_slots: free slots behind each row of the new layout.
     """
     positions, sequences = change.layout.positions, len(padding.sequences)
-    kept = positions.new_zeros(len(positions), segment.end + 1, dtype=torch.bool)  # the last entry is unused
+    kept = positions.new_zeros(len(positions), segment.end + 1, dtype=torch.bool)  # last: empty slots
     kept.scatter_(1, torch.where(positions < 0, segment.end, positions), value=True)
     seen = list_positions(layout, segment.start, segment.length)
     keep = kept.repeat(sequences, 1).gather(1, seen.clamp(min=0)) & (seen >= padding.rows[:, None])
@@ -126,12 +124,12 @@ def plan_padded_change(
     padding: Padding,
     free_slots: int,
 ) -> StorageChange:
-    """Return the change of padded rows under a static method, which plans for the length of each prompt.
+    """Return the storage change of padded rows under a static method, which plans for the length of each prompt.
 
     The method sees positions from the prompt's first token. One call serves all prompts of a length.
 
     Args:
-        method: static, prepared for the longest prompt.
+        method: a static method, prepared for the longest prompt.
         spec: the model's shapes.
         layer: index of the layer.
         segment: the segment that just ran.

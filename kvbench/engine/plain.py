@@ -1,4 +1,4 @@
-"""Storage in 16 or 32 bits: exact size, in one ring for the keys and values of all layers."""
+"""Unquantised storage (16 or 32 bits) of exact size, in one ring for the keys and values of all layers."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -28,11 +28,11 @@ from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from kvbench.methods.shared.base import Method
 
 REBUILD_BOUND = Fraction(11, 10)
-"""Size of the ring over B for methods whose row lengths are not known beforehand; a larger block is stored outside."""
+"""Size of the ring in units of B if row lengths depend on data; blocks that do not fit are stored outside."""
 
 
 class PlainStorage(CacheBackend):
-    """Keys and values of all layers as numbers that attention reads in place.
+    """Unquantised keys and values of all layers, attended in place.
 
     Attributes:
         arena: the ring; replaced when a generation needs a larger one.
@@ -42,7 +42,7 @@ class PlainStorage(CacheBackend):
         method: a prepared method.
         dtype: dtype of the stored keys and values.
         device: device of the storage.
-        fixed: whether a recording or a kernel reads the places of rows from tables (`place_rows`).
+        fixed: whether a recording or a kernel reads the offsets of rows from tables (`place_rows`).
     """
 
     def __init__(
@@ -60,10 +60,12 @@ class PlainStorage(CacheBackend):
         self.arena = Arena(0, dtype, device)
         self._moved_both = False  # whether the last rebuild moved keys and values together
         self._grown = False  # whether the last rebuild moved nothing
-        self._ring: int | None = None  # slots of one sequence that the arena must hold
+        self._ring: int | None = None  # slots of a sequence that the arena must hold; None until known
         self._longest = 0  # slots of a generation's longest row
         self._tables: dict[int, RowTables] = {}  # tables by number of rows
-        self._layouts: dict[tuple[int, int], Layout] = {}  # empty ones, by rows and free slots behind each
+        self._layouts: dict[
+            tuple[int, int], Layout
+        ] = {}  # empty layouts, by rows and free slots behind each row
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
         """Clear the ring, and enlarge it if this generation may hold more than earlier ones."""
@@ -71,14 +73,16 @@ class PlainStorage(CacheBackend):
         if self._ring is None:
             lengths = predict_row_lengths(self._spec, self._method, schedule)
             self._ring, self._longest = self._predict_ring_slots(lengths), self._predict_longest(lengths)
-        numbers = self._ring * sequences * self._channels
-        if numbers > self.arena.numbers:
-            self.arena = Arena(0, self._dtype, self._device)  # frees the old ring before the new one is made
-            self.arena = Arena(numbers, self._dtype, self._device)
+        size = self._ring * sequences * self._channels
+        if size > self.arena.size:
+            self.arena = Arena(
+                0, self._dtype, self._device
+            )  # frees the old ring before the new one is allocated
+            self.arena = Arena(size, self._dtype, self._device)
         self.arena.clear()
 
     def find_free_slots(self, index: int) -> int:
-        """Return the segment's tokens, or with `fixed` all that follow if the method keeps everything and rows grow."""
+        """Return the segment's tokens, or with `fixed` all later tokens too if the method keeps everything."""
         segments = self._spec.segments
         if not self._fixed or self._method.budgeted or not segments[index].causal:
             return count_free_slots(self._spec, index)
@@ -119,7 +123,7 @@ class PlainStorage(CacheBackend):
     def attend_step(
         self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
     ) -> Tensor:
-        """Attend with the next tokens of a causal segment, which are written to the free slots behind the rows."""
+        """Attend with the next tokens of a causal segment, and write them to the free slots behind the rows."""
         queries, keys, values = (self._fold(x) for x in (q, k, v))
         scale = self._spec.logit_scale
         if store.placed is not None and k.shape[2] == 1:
@@ -167,7 +171,7 @@ class PlainStorage(CacheBackend):
         if joined := None if direct else store.joined:
             change = change._replace(source=joined.find_origins(change.source))
         parts = (None, None) if joined is None else joined.buffer
-        # One after the other: the old keys are released before the new values are allocated.
+        # Keys before values: the old keys are released before the new values are allocated.
         keys, first = self._move(store.keys, store, present[0], parts[0], change)
         if contents is not None:
             keys.copy_(contents.keys)
@@ -187,7 +191,7 @@ class PlainStorage(CacheBackend):
         return max(before + after // 2, before // 2 + after)
 
     def _grows(self, layout: Layout, segment: Segment, change: StorageChange) -> bool:
-        """Return whether the segment's tokens stay in the free slots that they fill, and no slot moves."""
+        """Return whether the segment's tokens stay in the free slots that they fill, so that no slot moves."""
         after, tokens = change.layout, len(layout.counts) * segment.length
         fits = layout.free_slots >= segment.length and after.free_slots == layout.free_slots - segment.length
         return fits and after.total == layout.total + tokens and change.contents is None
@@ -200,12 +204,12 @@ class PlainStorage(CacheBackend):
         joined: Tensor | None,
         change: StorageChange,
     ) -> tuple[Tensor, int | None]:
-        """Copy the slots of a layer's keys or values that stay to new storage."""
+        """Copy the kept slots of a layer's keys or values to new storage."""
         moved, handle = self.arena.take((self._batch, change.layout.capacity, storage.shape[2]))
         if store.layout.free_slots or joined is not None:
             move_slots(storage if joined is None else joined, change.source, moved)
         elif change.appends and not storage.is_cuda and not change.layout.free_slots:
-            # A GPU copies by a table as fast as without one.
+            # Only on a CPU is copying without an index table faster.
             rows = (len(current) // self._batch, current.shape[1])
             past = storage.unflatten(1, (*rows, storage.shape[1] // self._rows)).to(self._dtype)
             new = current.unflatten(0, (self._batch, rows[0])).to(self._dtype)
@@ -219,7 +223,7 @@ class PlainStorage(CacheBackend):
         return fold_rows(x, self._batch, self._rows)
 
     def _predict_ring_slots(self, lengths: Ints | None) -> int:
-        """Return the slots that one sequence's storage needs; a bound by the budget if they depend on data."""
+        """Return the slots of a sequence that the ring must hold; a bound by the budget if lengths depend on data."""
         spec, method = self._spec, self._method
         if lengths is not None:
             return predict_ring_slots(spec, lengths, self.find_free_slots)
@@ -227,12 +231,12 @@ class PlainStorage(CacheBackend):
             return 0
         capacity, bound = method.budget.capacity, REBUILD_BOUND
         pending = max(count_free_slots(spec, segment.index) for segment in spec.segments) * spec.all_heads
-        if self._fixed:  # room for the keys of two more layers of mean size, free slots included
+        if self._fixed:  # keys of two more layers of mean size, with free slots
             return 2 * ceil(max(bound, 1 + Fraction(1, spec.layers)) * (capacity + pending))
         return 2 * (ceil(bound * capacity) + pending)
 
     def _predict_longest(self, lengths: Ints | None) -> int:
-        """Return the slots of a generation's longest row, free ones included; all tokens if they depend on data."""
+        """Return the slots of a generation's longest row, free ones included; all tokens if lengths depend on data."""
         segments = self._spec.segments
         if lengths is None:
             return segments[-1].end

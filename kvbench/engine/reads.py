@@ -12,7 +12,7 @@ class StepRead(NamedTuple):
 
     Attributes:
         after: tokens between the prompt and the step; negative for the prompt.
-        bytes: what each sequence read, over all layers; one number if all sequences hold the same.
+        bytes: bytes that each sequence read, over all layers; a single value if all sequences hold the same.
     """
 
     after: int
@@ -21,9 +21,9 @@ class StepRead(NamedTuple):
 
 @dataclass
 class Reads:
-    """Keys, values, scales and indices that attention reads: those which are in the cache before a step.
+    """Bytes of keys, values, scales and indices in the cache before a step that attention reads.
 
-    The step's own keys and values are left out, as are codebooks and what a method reads to make its choice.
+    The step's own keys and values, codebooks, and what a method reads to make its choice are excluded.
 
     Attributes:
         steps: reads of each segment's steps, K lists.
@@ -34,12 +34,12 @@ class Reads:
     def record(
         self, spec: ModelSpec, segment: Segment, filled: int, stored: Sequence[int], slot_bytes: int
     ) -> None:
-        """Record a step that attends to all that is held.
+        """Record a step that attends to all held tokens.
 
         Args:
             spec: the model's shapes.
             segment: the segment of the step.
-            filled: the segment's tokens before the step.
+            filled: tokens of the segment before the step.
             stored: bytes of each sequence's stored tokens, as attention reads them.
             slot_bytes: bytes of a token of this segment in one head.
         """
@@ -47,11 +47,11 @@ class Reads:
         read = StepRead(segment.start + filled - spec.ends[0], [size + pending for size in stored])
         if filled:
             self.steps[segment.index].append(read)
-        else:  # a new list, as that of a repeated recording is used again
+        else:  # a new list, because a recording restores a ledger that shares the old one
             self.steps[segment.index] = [read]
 
     def leave_out(self, segment: Segment, sequence: int, size: int) -> None:
-        """Take bytes that one layer did not select from what a sequence read in the last step of a segment."""
+        """Subtract the bytes that a layer skipped from a sequence's reads in a segment's last step."""
         self.steps[segment.index][-1].bytes[sequence] -= size
 
     def count(self, sequences: Iterable[int], drawn: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Recorded scales under methods that look at data: the lengths of rows are known beforehand."""
+"""Recorded segments under methods that read data: lengths of rows must be known beforehand."""
 
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import StorageChange, add_error_context, plan_change, predict_row_lengths
@@ -9,7 +9,7 @@ from kvbench.methods.shared.hook_results import WrongTensor
 
 
 def can_record(spec: ModelSpec, method: Method) -> bool:
-    """Return whether whole segments can be recorded, because their tokens come at once and no number is read.
+    """Return whether whole segments can be recorded: tokens come at once, and the host reads no value of a device.
 
     Args:
         spec: the model's shapes.
@@ -23,16 +23,16 @@ def can_record(spec: ModelSpec, method: Method) -> bool:
 def plan_recorded_change(
     method: Method, view: CacheView, layout: Layout, *, recording: bool
 ) -> StorageChange:
-    """Call a method's `keep` after a segment whose tokens came at once, and return the change (`plan_change`).
+    """Call a method's `keep` after a segment whose tokens came at once, and return the storage change.
 
     Args:
         method: a prepared method; its `capacity` gives the lengths of rows.
         view: one layer right after the segment.
         layout: layout of the layer's storage before the segment is stored.
-        recording: work is being recorded, which may not read lengths on the host; otherwise they are compared.
+        recording: whether work is being recorded, when the host must not read lengths; otherwise they are checked.
 
     Raises:
-        WrongTensor: a row is longer or shorter.
+        WrongTensor: the length of a row differs from `capacity`.
     """
     capacity = method.capacity(view.layer, view.segment)
     assert capacity is not None
@@ -41,10 +41,10 @@ def plan_recorded_change(
     lengths = [*map(min, before, by_head * view.sequences)]
     change = plan_change(method, view, layout, counts=lengths if recording else None)
     with add_error_context(method, view):
-        for row, (found, wanted) in enumerate(zip(change.layout.counts, lengths, strict=True)):
-            if found != wanted:
+        for row, (kept, expected) in enumerate(zip(change.layout.counts, lengths, strict=True)):
+            if kept != expected:
                 raise WrongTensor(
-                    f"keep left {found} slots in row {row} and capacity says {wanted}; let capacity return None "
+                    f"keep left {kept} slots in row {row} and capacity says {expected}; let capacity return None "
                     "where lengths depend on data"
                 )
     return change

@@ -1,4 +1,4 @@
-"""Share of each source's tokens that each head still holds, counted from the layouts."""
+"""Share of each source's tokens that each head still holds, computed from layouts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class CacheSnapshot(NamedTuple):
 
     Attributes:
         segment: the segment.
-        layouts: layouts of each layer's rows, L of them.
+        layouts: layout of each layer's rows, [L].
         padding: padding tokens in front of the prompts; None without padding.
     """
 
@@ -26,16 +26,16 @@ class CacheSnapshot(NamedTuple):
 
 
 def measure_shares(held: CacheSnapshot, heads: int, edges: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Measure the share of each source that is held; on a GPU the host waits once, at the end.
+    """Measure the held share of each source; on a GPU the host waits once, at the end.
 
     Args:
         held: contents of a cache.
         heads: KV heads of a layer, H. A layout has H rows, or H rows for each sequence.
-        edges: positions at which sources begin, ascending, then the end of the last source.
+        edges: positions at which sources begin, ascending, then the end of the last one.
 
     Returns:
-        Share of a source's tokens that a head holds, float64 [L, H, sources], and the tokens of a source, float64
-        [sources], both means over sequences, on the CPU.
+        Share of each source's tokens that a head holds, float64 [L, H, sources], and tokens of each source, float64
+        [sources]; both are means over sequences, on the CPU.
     """
     device = held.layouts[0].positions.device
     bounds = torch.tensor(edges).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Places of all layers' rows in the ring, in tensors that keep their addresses from segment to segment."""
+"""Offsets of all layers' rows in the ring, in tensors with fixed addresses."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,18 @@ from kvbench.kernels.layout import PlacedRows, place_rows
 
 
 class RowTables:
-    """Tables of the one-token kernel's rows, one row of a table per layer.
+    """Offsets, lengths and order of rows for the one-token kernel, tables with one row per layer.
 
     Args:
         layers: number of layers of the model.
         rows: number of rows of each layer's layout.
-        longest: see `PlacedRows`.
+        longest: maximum slots of a row, see `PlacedRows`.
         device: device of the tables.
     """
 
     def __init__(self, layers: int, rows: int, longest: int, device: torch.device) -> None:
         self._longest = longest
-        # Ordinary tensors may be written both inside and outside of inference mode.
+        # Ordinary tensors may be written inside and outside of inference mode.
         with torch.inference_mode(mode=False):
             offsets = torch.zeros(2, layers, rows, dtype=torch.int64, device=device)
             lengths = torch.zeros(2, layers, rows, dtype=torch.int32, device=device)
@@ -30,9 +30,9 @@ class RowTables:
         (self._key_offsets, self._value_offsets), (self._lengths, self._order) = offsets, lengths
 
     def update(self, stores: Sequence[LayerStore], arena: Arena, filled: Tensor) -> bool:
-        """Write the layers' places into the tables and name them in `store.placed`.
+        """Write the layers' offsets into the tables, and set `store.placed` to their rows of the tables.
 
-        Storage outside the ring has places of its own.
+        Storage outside the ring gets offsets of its own instead.
 
         Args:
             stores: storage of all layers.
@@ -43,20 +43,22 @@ class RowTables:
             Whether all storage is in the ring, so that a recorded step finds it.
         """
         starts = torch.tensor([_find_starts(store) for store in stores])
-        self._starts.copy_(starts, non_blocking=True)  # from pageable memory it does not wait for the device
+        self._starts.copy_(
+            starts, non_blocking=True
+        )  # from pageable memory this does not wait for the device
         layouts = [store.layout for store in stores]
         torch.stack([layout.offsets for layout in layouts], out=self._value_offsets)
         torch.stack([layout.lengths for layout in layouts], out=self._lengths)
         torch.stack([layout.order for layout in layouts], out=self._order)
         torch.add(self._value_offsets, self._starts[:, :1], out=self._key_offsets)
         self._value_offsets.add_(self._starts[:, 1:2])
-        everywhere = True
+        all_inside = True
         for layer, store in enumerate(stores):
             if None in store.handles:
-                store.placed, everywhere = place_rows(store.past, filled), False
+                store.placed, all_inside = place_rows(store.past, filled), False
             else:
                 store.placed = self._view(layer, arena.buffer, filled)
-        return everywhere
+        return all_inside
 
     def _view(self, layer: int, ring: Tensor, filled: Tensor) -> PlacedRows:
         return PlacedRows(

@@ -1,4 +1,4 @@
-"""Changes of a layer's storage after a segment: the new layout and the index table that rebuilds a layer."""
+"""Changes of a layer's storage after a segment: new layouts, and index tables that rebuild layers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ class Contents(NamedTuple):
     """New contents of kept slots.
 
     Attributes:
-        keys: [capacity, D], of the new storage's flat slots; free slots are arbitrary.
+        keys: [capacity, D], in the new storage's flat slots; arbitrary in free slots.
         values: shaped like `keys`.
     """
 
@@ -41,10 +41,10 @@ class LogSumExpDrift(NamedTuple):
     """Change of the observed queries' log-sum-exp by one eviction.
 
     Attributes:
-        total: change in nats, a mean over the queries of each row, summed over the rows.
-        rows: number of rows that dropped anything.
-        before: the log-sum-exp over all slots, in nats, a mean over each sequence's queries and heads.
-        after: the same over the slots that stay.
+        total: change in nats, a mean over the queries of each row, summed over the rows that dropped slots.
+        rows: number of rows that dropped slots.
+        before: log-sum-exp over all slots, in nats, a mean over queries and heads, by sequence.
+        after: log-sum-exp over the kept slots, likewise.
     """
 
     total: float = 0.0
@@ -59,10 +59,10 @@ class StorageChange(NamedTuple):
     Attributes:
         layout: layout of the new rows.
         source: origin of each new slot, int32 [capacity] (`kernels.compact.source_table`).
-        appends: nothing leaves, all rows are equally long and grow by the whole segment.
-        state: float32 [rows, longest, ...], the method's numbers of the slots that stay; None without state.
-        contents: new contents, if the method replaced any.
-        drift: drift of the observed queries, if any.
+        appends: whether nothing is evicted and all rows are equally long and grow by the whole segment.
+        state: float32 [rows, longest, ...], the method's values of the kept slots; None without `Uses.state`.
+        contents: new contents; None unless the method replaced any.
+        drift: change of the observed queries' log-sum-exp; all zeros without observed queries.
         unprotected: int64 [rows], dropped slots of score +inf; None if the method does not count them.
     """
 
@@ -82,24 +82,24 @@ Schedule = dict[tuple[int, int], StorageChange]
 def plan_change(
     method: Method, view: CacheView, layout: Layout, free_slots: int = 0, counts: Sequence[int] | None = None
 ) -> StorageChange:
-    """Call a method's `keep` after a segment and return the change.
+    """Call a method's `keep` after a segment and return the storage change.
 
     Args:
         method: a prepared method.
         view: one layer right after the segment.
         layout: layout of the layer's storage before the segment is stored.
         free_slots: free slots behind each row of the new layout.
-        counts: slots that each row keeps, if they are known; None reads them on the host.
+        counts: number of slots that each row keeps; None to read them back from the device.
 
     Raises:
         NotANumber: the method's scores are NaN.
-        WrongTensor: its scores or its choice have a wrong shape or dtype.
+        WrongTensor: the method's scores or its result have a wrong shape or dtype.
     """
     return apply_keep(method, view, call_keep(method, view), layout, free_slots, counts)
 
 
 def call_keep(method: Method, view: CacheView) -> Tensor | None:
-    """Return the result of a method's `keep`; raises as `plan_change`."""
+    """Return the checked result of a method's `keep`; raises as `plan_change`."""
     with add_error_context(method, view):
         keep = method.keep(view)
         if keep is not None:
@@ -109,7 +109,7 @@ def call_keep(method: Method, view: CacheView) -> Tensor | None:
 
 
 def call_select_attended(method: Method, view: CacheView) -> Tensor | None:
-    """Return the slots that a method selects for attention; raises as `plan_change`."""
+    """Return the checked result of a method's `select_attended`; raises as `plan_change`."""
     with add_error_context(method, view):
         selected = method.select_attended(view)
         if selected is not None:
@@ -119,7 +119,7 @@ def call_select_attended(method: Method, view: CacheView) -> Tensor | None:
 
 @contextmanager
 def add_error_context(method: Method, view: CacheView) -> Iterator[None]:
-    """Add method, layer and segment to the message of an error."""
+    """Add method, layer and segment to an error's message."""
     try:
         yield
     except (NotANumber, WrongTensor, AttributeError) as error:
@@ -142,9 +142,9 @@ def apply_keep(
     free_slots: int,
     counts: Sequence[int] | None = None,
 ) -> StorageChange:
-    """Return the change that a method's result `keep` makes; other arguments as for `plan_change`."""
+    """Return the storage change for a method's result `keep`; other arguments as for `plan_change`."""
     segment = view.segment
-    if view.padding is not None:  # a slot of the current segment may not exist
+    if view.padding is not None:  # a row may lack slots of the current segment
         keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
     after, source = source_table(layout, keep, view.position, segment.length, free_slots, counts)
     everything = after.total == layout.total + len(layout.counts) * segment.length
@@ -168,7 +168,7 @@ def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> Log
 
     Args:
         view: one layer right after the segment, after any call of `replace`.
-        keep: bool [rows, slots], the slots that stay; None for all.
+        keep: bool [rows, slots], the kept slots; None for all.
         lse_queries: number of queries.
     """
     queries = torch.arange(max(0, view.segment.length - lse_queries), view.segment.length)
@@ -176,7 +176,7 @@ def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> Log
     kept = exists if keep is None else keep & exists
     before = view.lse(queries).flatten(1)
     after = before if keep is None else view.lse(queries, kept).flatten(1)
-    # Queries that a row does not have, or that lose all keys they see, are left out.
+    # Queries that a row lacks, or that lose all keys they see, are left out.
     unseen = ~(before.isfinite() & after.isfinite())
     rows = [x.masked_fill(unseen, torch.nan).nanmean(1) for x in (before, after, after - before)]
     dropped = (exists & ~kept).any(1)
@@ -207,8 +207,8 @@ def show_layer(
         spec: the model's shapes.
         sequences: number of sequences in the layout.
         inputs: inputs of the layer's attention; None for a static method.
-        state: float32 [rows, longest, ...], numbers of the cached slots; new tokens start at 0.
-        prompts: number of each sequence's prompt.
+        state: float32 [rows, longest, ...], state of the cached slots; new tokens start at 0. None without state.
+        prompts: index of each sequence's prompt in the run.
         padding: int64 [rows], padding tokens in front of each row's prompt; None without padding.
         prompt_lengths: tokens of each sequence's prompt; empty without padding.
         position: positions of another layer's view after this segment, with equal layout and padding; None to compute.
@@ -217,16 +217,16 @@ def show_layer(
         position = list_positions(layout, segment.start, segment.length)
         if padding is not None:
             position.masked_fill_(position < padding[:, None], -1)
-    numbers = position.new_empty(0, 0, dtype=torch.float32)
+    values = position.new_empty(0, 0, dtype=torch.float32)
     if state is not None:
-        numbers = F.pad(state, (*(0, 0) * (state.ndim - 2), 0, position.shape[1] - state.shape[1]))
+        values = F.pad(state, (*(0, 0) * (state.ndim - 2), 0, position.shape[1] - state.shape[1]))
     charge, heads = padding if spec.padding_counts else None, spec.heads
-    shown = (layer, segment, sequences, heads, position, spec.segments, numbers)
+    shown = (layer, segment, sequences, heads, position, spec.segments, values)
     return CacheView(*shown, inputs, prompts, padding, charge, prompt_lengths)
 
 
 def count_free_slots(spec: ModelSpec, index: int) -> int:
-    """Return the free slots that each row needs while segment `index` runs: the tokens of a causal segment."""
+    """Return the free slots of each row while segment `index` runs: its length if it is causal, else 0."""
     return spec.segments[index].length if spec.segments[index].causal else 0
 
 
@@ -270,7 +270,7 @@ def are_equal(keep: Tensor | None, other: Tensor | None) -> bool:
 
 
 def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | None = None) -> Ints | None:
-    """Return the tokens that each row holds after each cached segment, int64 [K - 1, L, H]; None if data decides.
+    """Return the tokens that each row holds after each cached segment, int64 [K - 1, L, H]; None if data decide.
 
     Rows are the KV heads of one sequence; all sequences hold the same number. Lengths follow from the schedule of a
     static method, and from `capacity` of any other method.
@@ -278,7 +278,7 @@ def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | No
     Args:
         spec: the model's shapes.
         method: a method prepared for that model.
-        schedule: schedule of a static method, if it is known already.
+        schedule: schedule of a static method; None to compute it.
     """
     cached = [segment for segment in spec.segments if not segment.last]
     lengths = np.zeros((len(cached), spec.layers, spec.heads), np.int64)
@@ -316,7 +316,7 @@ def sum_tokens(lengths: Ints) -> Ints:
     """Return the tokens that one sequence holds after layer l of segment k, int64 [K, L], as in `Ledger.held`.
 
     Layers up to l have dropped tokens after segment k, later layers only after segment k - 1. The last row is held
-    while the last segment runs, which is never cached.
+    while the last segment runs, whose tokens are never cached.
 
     Args:
         lengths: tokens of each row, int64 [K - 1, L, H].

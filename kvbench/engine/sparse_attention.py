@@ -1,4 +1,4 @@
-"""Sparse attention: only the slots that a method selected among past and present."""
+"""Sparse attention to the slots that a method selected among past and present."""
 
 from typing import NamedTuple
 
@@ -12,12 +12,12 @@ from kvbench.methods.shared.base import Method
 
 
 class SparseAttention(NamedTuple):
-    """Attention to a selection.
+    """Result of attention to selected slots.
 
     Attributes:
-        out: shaped like the queries.
-        copied: bytes of the copies that it reads.
-        cached: slots of each row that it reads and that were in the cache before its own tokens.
+        out: output, shaped like the queries.
+        copied: bytes of the copies that attention reads.
+        cached: number of selected slots of each row that were in the cache before the new tokens.
     """
 
     out: Tensor
@@ -26,12 +26,12 @@ class SparseAttention(NamedTuple):
 
 
 def attend_sparsely(method: Method, q: Tensor, view: CacheView, scale: float) -> SparseAttention | None:
-    """Attend to copies of the slots that the method selects, at least one in every row; None if it selects all.
+    """Attend to copies of the slots that the method selects; None if it selects all. Every row needs at least one.
 
     Args:
-        method: asked for the slots.
+        method: method that selects the slots.
         q: queries [sequences, heads, queries, D].
-        view: the layer, its keys and values as they are stored.
+        view: the layer right after the segment, or after a part of it.
         scale: factor on q k^T.
     """
     chosen = call_select_attended(method, view)
@@ -40,14 +40,14 @@ def attend_sparsely(method: Method, q: Tensor, view: CacheView, scale: float) ->
     chosen = chosen & (view.position >= 0)
     counts = chosen.sum(1).tolist()
     layout = arrange_rows(pack_rows(view.position, chosen, -1, max(counts)), counts)
-    place, slot = chosen[layout.order].nonzero(as_tuple=True)
-    source = layout.order[place] * chosen.shape[1] + slot
+    rank, slot = chosen[layout.order].nonzero(as_tuple=True)
+    source = layout.order[rank] * chosen.shape[1] + slot
     cached = view.cached_keys(), view.cached_values()
     keys, values = (x.flatten(0, 1)[source][None] for x in cached)
-    nothing = keys[:, None, :0].expand(-1, len(counts), -1, -1)  # the present is among the slots
+    nothing = keys[:, None, :0].expand(-1, len(counts), -1, -1)  # current tokens are among the slots
     q_rows = q.reshape(1, len(counts), *q.shape[2:])
     out, _ = ragged_attention(q_rows, nothing, nothing, Past(keys, values, layout), scale)
-    # Of a causal segment one token is new: the view is of the part up to it.
+    # In a causal segment one token is new, and the view ends with it.
     own = view.segment.end - (1 if view.segment.causal else view.segment.length)
     read = (chosen & (view.position < own)).sum(1).tolist()
     return SparseAttention(out.reshape(q.shape), sum(x.nbytes for x in (*cached, keys, values)), read)

@@ -1,4 +1,4 @@
-"""Steps of a causal segment: how many tokens came, and the queries of steps that a recording repeats."""
+"""Steps of a causal segment: number of tokens so far, and queries of steps that a recording repeats."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from kvbench.core.segments import Segment
 
 
 class Steps:
-    """Counts the tokens of the current causal segment, and keeps queries at fixed addresses.
+    """Counter of the current causal segment's tokens, and their queries at fixed addresses.
 
     Attributes:
         filled: int64 [1], tokens of the segment before the step, for kernels.
-        count: the same number on the host.
+        count: `filled` on the host.
         recorded: whether a recording repeats the steps, so that only the device counts within a step.
 
     Args:
@@ -33,12 +33,12 @@ class Steps:
         self._queries: dict[tuple[int, int], Tensor] = {}  # buffers by number of sequences and layer
 
     def begin(self) -> None:
-        """Begin a segment: no token of it has come."""
+        """Begin a segment: set both counts to 0."""
         self.filled.zero_()
         self.count, self.recorded = 0, False
 
     def advance_to(self, count: int) -> None:
-        """Set both counts; the device adds to its own, which a recorded step can repeat."""
+        """Set both counts; the device adds the difference to its own, which a recording can repeat."""
         if count != self.count:
             self.filled.add_(count - self.count)
             self.count = count

@@ -10,12 +10,12 @@ from kvbench.engine.schedule import Schedule, StorageChange
 
 
 class CacheBackend:
-    """Keys and values of all layers. `store` is what `allocate_layer` or `change` returned for a layer.
+    """Base class: keys and values of all layers. `store` is a layer's result of `allocate_layer` or `change`.
 
     Queries are [S, H, Q, D], keys and values of the segment [S, H, T, D] (`engine/layer.py`).
 
     Attributes:
-        max_read_bytes: largest number of bytes of keys and values decoded at once since the last `prepare`.
+        max_read_bytes: maximum bytes of keys and values decoded at once since the last `prepare`.
     """
 
     max_read_bytes: int = 0
@@ -27,7 +27,7 @@ class CacheBackend:
             sequences: number of sequences in the batch.
             batch: sequences that share a layout, 1 if each row has its own.
             rows: rows of a layout.
-            schedule: schedule of a static method, otherwise empty.
+            schedule: schedule of a static method; otherwise empty.
         """
         raise NotImplementedError
 
@@ -47,22 +47,22 @@ class CacheBackend:
         """Free buffers outside the stores, until the next `prepare`."""
 
     def attend(self, store: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
+        """Return output and log-sum-exp of attention over past and whole present (`kernels.ragged_attention`)."""
         raise NotImplementedError
 
     def can_append(self, change: StorageChange, dtype: dtype) -> bool:
-        """Return whether the new storage will hold past and present together, as attention in `dtype` reads them."""
+        """Return whether the new storage will hold past and present together, in the `dtype` of attention."""
         return False
 
     def attend_appended(self, store: Any, q: Tensor) -> Tensor:
-        """Attend over new storage that holds past and present together (`can_append`)."""
+        """Attend over new storage that holds past and present together; requires `can_append`."""
         raise NotImplementedError
 
     def attend_step(self, store: Any, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor) -> Tensor:
         """Attend with the next tokens of a causal segment, and keep them until the segment is full.
 
         Args:
-            store: a layer's; `store.filled` tokens of the segment precede.
+            store: storage of a layer; it has `store.filled` earlier tokens of the segment.
             q: queries of the new tokens.
             k: keys of the new tokens.
             v: values of the new tokens.
@@ -75,19 +75,19 @@ class CacheBackend:
         raise NotImplementedError
 
     def place_rows(self, stores: Sequence[Any], filled: Tensor) -> bool:
-        """Write where the rows of all layers are into tensors that keep their addresses.
+        """Write the offsets of all layers' rows into tensors with fixed addresses.
 
         Args:
             stores: storage of all layers at the beginning of a causal segment.
             filled: int64 [1], tokens of the segment before a step.
 
         Returns:
-            Whether a recorded step finds all rows.
+            Whether recorded steps can use these tensors for all rows.
         """
         return False
 
     def fill(self, store: Any, k: Tensor, v: Tensor) -> None:
-        """Store all tokens of a causal segment, which no `attend_step` added."""
+        """Store all tokens of a causal segment at once, without `attend_step`."""
         raise NotImplementedError
 
     def view_pending(self, store: Any, length: int) -> tuple[Tensor, Tensor]:
@@ -104,7 +104,7 @@ class CacheBackend:
             store: storage before the segment is stored.
             present: keys and values of the segment.
             segment: the segment.
-            change: what stays.
+            change: the new layout and its sources.
         """
         raise NotImplementedError
 

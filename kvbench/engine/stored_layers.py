@@ -1,4 +1,4 @@
-"""Storage of all layers of one batch of generations, changed after each segment as a method decides."""
+"""Storage of all layers for one batch of generations, changed after each segment as a method decides."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -23,12 +23,12 @@ from kvbench.methods.shared.base import Method
 
 
 class Unchanged(NamedTuple):
-    """What layers share that hold the same slots and drop none of them after a segment.
+    """Data shared by layers that hold the same slots and drop none of them after a segment.
 
     Attributes:
         before: layout before the segment is stored.
-        position: position of the view.
-        change: change of the storage.
+        position: `View.position` after the segment.
+        change: storage change.
     """
 
     before: Layout
@@ -40,7 +40,7 @@ class StoredLayers:
     """Storage of all layers, its ledger, and what a method's choices change in it.
 
     Attributes:
-        prompts: numbers of the prompts of the next generations, for methods that draw at random; 0, 1, ... by default.
+        prompts: indices of the next generations' prompts in the run, for random methods; None for 0, 1, ...
         ledger: ledger of the current generation, or of the last one.
         repetitions: repetitions of recorded work; None if nothing is recorded.
         projection: returns the model's output projection of a layer, [width, query heads x D]; None if the model does
@@ -62,7 +62,7 @@ class StoredLayers:
     _segment: Segment
     _padding: Padding | None
     _stores: list[LayerStore]
-    _waiting: list[LayerInputs]  # layers of a full segment, until a joint decision
+    _waiting: list[LayerInputs]  # layers of a full segment, before a joint decision
     _last_layouts: list[Layout]  # layouts at the start of the last segment, which stores none
     _sequences: int
     _rows: int
@@ -98,7 +98,7 @@ class StoredLayers:
         return CacheSnapshot(self._segment, layouts, self._padding)
 
     def _finish(self, present: LayerInputs) -> None:
-        """Apply the method's choice to a layer. Store nothing of the last segment."""
+        """Let the method prune a layer; of the last segment, store nothing."""
         if not self._segment.last:
             if self._uses.joint:
                 self._wait(present)
@@ -113,9 +113,9 @@ class StoredLayers:
         self._stores[present.layer] = self._storage.allocate_layer(present.layer)
 
     def _wait(self, present: LayerInputs) -> None:
-        """Collect the layers of a segment, and decide about all after the last one.
+        """Collect the layers of a segment, and let the method prune all of them after the last one.
 
-        Until then a layer holds what it held before; its queries and pending tokens wait.
+        Until then a layer's storage is unchanged; its queries and pending tokens wait.
         """
         store = present.store
         if store.queries is None:  # all tokens came in one step
@@ -140,7 +140,7 @@ class StoredLayers:
             change, padding = self._schedule[present.layer, self._segment.index], self._padding
             if padding is None:
                 return change
-            if self.spec.padding_counts:  # padding counts as part of the prompt
+            if self.spec.padding_counts:  # the schedule counts padding as part of the prompt
                 return follow_schedule(change, self._segment, layout, padding, free_slots)
             return plan_padded_change(
                 self.method, self.spec, present.layer, self._segment, layout, padding, free_slots
@@ -151,7 +151,7 @@ class StoredLayers:
         return plan_recorded_change(self.method, view, layout, recording=self.repetitions.recording)
 
     def _plan_change(self, view: CacheView, layout: Layout, free_slots: int) -> StorageChange:
-        """Return the change that a method makes; layers that keep all of the same slots share it."""
+        """Return the storage change that a method makes; layers that keep all of equal slots share it."""
         keep, known = call_keep(self.method, view), self._unchanged
         if keep is None and known is not None and known.before is layout:
             return known.change._replace(state=view.state if self._uses.state else None)
@@ -161,7 +161,7 @@ class StoredLayers:
         return change
 
     def _show(self, present: LayerInputs, segment: Segment | None = None) -> CacheView:
-        """Return the view of a layer after the current segment, or after a part of it."""
+        """Return the view of a layer after the current segment, or after `segment`, a part of it."""
         store, spec, segment = present.store, self.spec, segment or self._segment
         if self.method.static:
             return show_layer(present.layer, segment, store.layout, spec, self._rows // spec.heads)
@@ -188,7 +188,7 @@ class StoredLayers:
         if change.unprotected is not None:
             self.ledger.record_unprotected(change.unprotected)
         if self._uses.previous_keys and self.method.compares_keys(layer, self._segment):
-            after.previous_keys = present.k.clone()  # a view would keep the whole projection alive
+            after.previous_keys = present.k.clone()  # a view would keep the memory of the whole projection
         self._stores[layer] = after
         self._record(layer)
         return after

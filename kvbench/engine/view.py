@@ -1,4 +1,4 @@
-"""The view that a method gets of one layer right after a segment ran.
+"""View that a method gets of one layer right after a segment ran.
 
 `View` documents each method; `engine/layer.py` has the legend of shapes.
 """
@@ -28,8 +28,8 @@ class CacheView(View):
 
     Attributes:
         segments: all segments of a generation.
-        replaced: keys and values [rows, slots, D] given to `replace`, in stored form; None before it is called.
-        unprotected: int64 [rows], slots given to `count_unprotected`; None before it is called.
+        replaced: keys and values [rows, slots, D] given to `replace`, in stored form; None before the call.
+        unprotected: int64 [rows], number of slots given to `count_unprotected`; None before the call.
 
     Raises:
         ValueError: a static method reads anything but positions.
@@ -102,7 +102,7 @@ class CacheView(View):
                 raise ValueError("the model does not expose its queries as projected")
             q, scale = inputs.raw_queries().reshape(q.shape), q.shape[-1] ** -0.5
         q = self._select_queries(q, queries)
-        # a query adds nothing to slots that it does not see, so queries cannot be summed first
+        # A query adds nothing to keys that it does not see, so queries cannot be summed first.
         if inputs.causal:
             scores = self._score(q, scale, self._list_tokens(queries))
             return scores.masked_fill_(scores == -torch.inf, 0).sum(2).flatten(0, 1)
@@ -137,7 +137,7 @@ class CacheView(View):
         past, current = self._inputs.store.past, self._narrow(self._inputs.v)
         if past.joined is not None:
             joined = find_norms(self._narrow(past.joined.read_slots(1))).flatten(0, 1)
-        else:  # norms take less room than the values, which are not joined
+        else:  # norms take less memory than joined values
             old = find_norms(self._narrow(pad_rows(past.values, past.layout).to(current.dtype)))
             joined = torch.cat((old.view(*current.shape[:2], -1), find_norms(current)), 2).flatten(0, 1)
         return joined if self.exists is None else joined * self.exists
@@ -169,7 +169,7 @@ class CacheView(View):
 
         Args:
             queries: int64 [n].
-            kept: bool [rows, slots], the slots that stay, with their replaced contents; None for all, as they were.
+            kept: bool [rows, slots], the kept slots, with replaced contents; None for all slots before replacement.
         """
         scores = self.scores(queries)
         if kept is None:
@@ -196,14 +196,14 @@ class CacheView(View):
 
     @property
     def _current_padding(self) -> Tensor | None:
-        """int64 [rows]: padding tokens of the current segment; None after the prompt and without padding."""
+        """Padding tokens of the current segment, int64 [rows]; None after the prompt and without padding."""
         return None if self.segment.index else self.padding
 
     def _narrow(self, x: Tensor) -> Tensor:
         return narrow(x) if self._inputs.biased else x
 
     def _join(self, storage: Tensor, current: Tensor) -> Tensor:
-        """Return all slots, cached and current, as they are stored: [rows, slots, D], zeros where a row has none."""
+        """Return all slots, cached and current, [rows, slots, D], as stored; zeros where a row lacks the slot."""
         layout = self._inputs.store.layout
         past = pad_rows(storage, layout).to(current.dtype)
         if not layout.uniform:
@@ -224,7 +224,7 @@ class CacheView(View):
         return q.index_select(2, (firsts + chosen.to(q.device, non_blocking=True)).flatten())
 
     def _list_tokens(self, chosen: Tensor | None) -> Tensor | None:
-        """Return the token int32 of each chosen query in a causal segment; None if all keys are seen."""
+        """Return the token of each chosen query in a causal segment, int32 [Q]; None if queries see all keys."""
         inputs, length = self._inputs, self.segment.length
         if not inputs.causal:
             return None
@@ -232,7 +232,7 @@ class CacheView(View):
         return tokens.to(inputs.q.device, non_blocking=True).repeat(inputs.q.shape[2] // length)
 
     def _score(self, q: Tensor, scale: float, tokens: Tensor | None = None) -> Tensor:
-        """Return scores float32 [B, R, Q, slots]."""
+        """Return scores of q [S, H, Q, D], float32 [B, R, Q, slots]; `tokens` as from `_list_tokens`."""
         scores = attention_scores(q, self._inputs.k, self._inputs.store.past, scale, tokens=tokens)
         if self._current_padding is not None and tokens is not None:
             exists = (self.position >= 0)[:, None] & (tokens >= self._current_padding[:, None])[..., None]

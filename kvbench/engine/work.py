@@ -1,4 +1,4 @@
-"""Operations and bytes of a generation's steps, from shapes: least work of transformer, attention and cache."""
+"""Minimum operations and bytes of a generation's steps in transformer, attention and cache, from shapes."""
 
 from typing import NamedTuple
 
@@ -13,12 +13,12 @@ Numbers = NDArray[np.int64]
 
 
 class Steps(NamedTuple):
-    """Steps of a generation: the tokens that come at once.
+    """Steps of a generation, each the tokens that one pass of the model takes.
 
     Attributes:
         segment: index of each step's segment, int64 [steps].
-        before: tokens of the segment before the step.
-        tokens: tokens of the step.
+        before: tokens of the segment before the step, int64 [steps].
+        tokens: tokens of the step, int64 [steps].
     """
 
     segment: Numbers
@@ -27,10 +27,10 @@ class Steps(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What one sequence holds when each segment begins, over all layers and heads.
+    """Contents of one sequence at the beginning of each segment, over all layers and heads.
 
     Attributes:
-        tokens: int64 [K].
+        tokens: number of tokens, int64 [K].
         bytes: bytes that attention reads, int64 [K].
         pending_bytes: bytes of a token in one head before its segment is stored.
     """
@@ -51,7 +51,7 @@ class Work(NamedTuple):
 
 
 def list_steps(spec: ModelSpec, *, at_once: bool = False) -> Steps:
-    """Return the steps of a generation: a token each of causal segments after the prompt, unless all come `at_once`."""
+    """Return the steps of a generation: causal segments after the prompt token by token, unless all come `at_once`."""
     rows = []
     for segment in spec.segments:
         single = segment.causal and segment.index > 0 and not at_once
@@ -61,7 +61,7 @@ def list_steps(spec: ModelSpec, *, at_once: bool = False) -> Steps:
 
 
 def hold(lengths: Numbers, stored: Numbers, pending_bytes: int) -> Held:
-    """Return what one sequence holds.
+    """Return the contents of one sequence.
 
     Args:
         lengths: tokens of each row after each cached segment, int64 [K - 1, L, H].
@@ -92,7 +92,7 @@ def measure_attention(spec: ModelSpec, steps: Steps, held: Held, sequences: int)
 def measure_products(spec: ModelSpec, steps: Steps, layers: int, head: int, sequences: int) -> Work:
     """Return the work of a transformer's matrix products, whose weights are read once in each step.
 
-    `layers` are weights that each token passes, `head` those that only tokens pass after which one is drawn.
+    `layers` counts weights that every token passes, `head` weights that only tokens with a sampled successor pass.
     """
     drawing = steps.tokens if spec.family == "next-scale" else np.ones_like(steps.tokens)
     operations = 2.0 * sequences * (layers * steps.tokens + head * drawing)
@@ -100,7 +100,7 @@ def measure_products(spec: ModelSpec, steps: Steps, layers: int, head: int, sequ
 
 
 def measure_writes(spec: ModelSpec, held: Held, sequences: int) -> Work:
-    """Return the bytes by which the cache grows in each segment; those of causal segments come token by token."""
+    """Return the bytes written in each segment: what the cache grows by, or all pending tokens of a causal one."""
     grown = np.diff(held.bytes).clip(min=0)
     causal = [segment.length if segment.causal else 0 for segment in spec.segments[:-1]]
     written = np.maximum(grown, spec.all_heads * held.pending_bytes * np.array(causal))

@@ -102,9 +102,7 @@ def test_the_ring_is_allocated_once(method: Method, steps: bool, monkeypatch: py
     assert taken
     assert None not in taken
     assert cache._storage.arena is arena
-    assert (
-        arena.numbers <= 1.6 * spec.full_tokens * 2 * 4 * D
-    )  # tiny layers: one of three is rebuilt at a time
+    assert arena.size <= 1.6 * spec.full_tokens * 2 * 4 * D  # tiny layers: one of three is rebuilt at a time
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ def test_the_ring_is_allocated_once(method: Method, steps: bool, monkeypatch: py
 def test_the_budget_bounds_lengths(method: Method, spec: ModelSpec, budget: float | str, slots: int) -> None:
     cache = open_cache(method, spec, budget)
     cache.reset(2)
-    assert cache._storage.arena.numbers == 2 * slots * 2 * D
+    assert cache._storage.arena.size == 2 * slots * 2 * D
 
 
 @given(BLOCKS)

@@ -131,7 +131,7 @@ def test_what_is_released_is_made_again() -> None:
     first = run(cache, inputs)
     ledger, layouts = cache.ledger, cache.held.layouts
     cache.release()
-    assert cache._storage.arena.numbers == 0
+    assert cache._storage.arena.size == 0
     assert (cache.ledger, cache.held.layouts) == (ledger, layouts)
     for out, expected in zip(run(cache, inputs), first, strict=True):
         torch.testing.assert_close(out, expected, atol=0, rtol=0)

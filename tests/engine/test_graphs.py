@@ -174,7 +174,7 @@ def test_other_copies_than_before_are_an_error(number: int) -> None:
     copies = CapturedCopies()
     with copies.note():
         copy_all(1)
-    with copies.reuse(), pytest.raises(RuntimeError, match="copied different numbers from the host"):
+    with copies.reuse(), pytest.raises(RuntimeError, match="copied different values from the host"):
         [copy_all(number) for _ in range(2)]  # the second time copies more than before
 
 

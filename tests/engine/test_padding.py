@@ -230,12 +230,12 @@ def test_padding_that_cannot_be_is_refused() -> None:
     spec = shapes()
     cache = open_cache(Full(), spec)
     for padding in ([1], [1, PROMPT], [-1, 2]):
-        with pytest.raises(ValueError, match="2 sequences have from 0 to 5 such tokens each"):
+        with pytest.raises(ValueError, match="must be 2 values from 0 to 5"):
             cache.reset(2, padding)
     cache.reset(2, [1, 0])
     cache.begin(spec.segments[0])
-    with pytest.raises(ValueError, match="padded prompts must come at once: 2 of 6 tokens came"):
+    with pytest.raises(ValueError, match="padded prompts must come at once: got 2 of 6 tokens"):
         cache.attend(0, *torch.zeros(3, 2, 3, 2, D))
     scales = ModelSpec("scales", 2, 3, D, next_scale([(2, 2), (3, 3)]), 1)
-    with pytest.raises(ValueError, match="scales: only the prompt of a next-token model can be padded"):
+    with pytest.raises(ValueError, match="scales: only prompts of next-token models can be padded"):
         open_cache(Full(), scales).reset(2, [1, 0])

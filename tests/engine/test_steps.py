@@ -34,11 +34,11 @@ def test_too_many_tokens_and_parts_of_a_scale_are_refused() -> None:
     cache = open_cache(Full(), spec)
     cache.reset(1)
     cache.begin(spec.segments[0])
-    with pytest.raises(ValueError, match="segment 0: token 3 came, it has 2 tokens"):
+    with pytest.raises(ValueError, match="segment 0: received token 3 of 2"):
         cache.attend(0, *torch.zeros(3, 1, 3, 3, D))
     whole = ModelSpec("scales", 1, 3, D, tuple(s._replace(causal=False) for s in spec.segments), 1)
     scales = open_cache(Full(), whole)
     scales.reset(1)
     scales.begin(whole.segments[0])
-    with pytest.raises(ValueError, match="segment 0: 1 of 2 tokens came"):
+    with pytest.raises(ValueError, match="segment 0: got 1 of 2 tokens"):
         scales.attend(0, *torch.zeros(3, 1, 3, 1, D))

@@ -288,7 +288,9 @@ def test_without_the_setting_first_tokens_leave() -> None:
 def test_a_prompt_longer_than_those_of_the_run_is_refused() -> None:
     cache = open_cache(prepare("h2o", "text", prompt=PROMPTS[1]), SPECS["text"])
     for padding, shown in (([8, 6], r"\[8, 6\]"), (None, r"\[0, 0\]")):
-        with pytest.raises(ValueError, match=rf"padding {shown}: the method was prepared .* 7 such tokens"):
+        with pytest.raises(
+            ValueError, match=rf"padding {shown}: the method was prepared .* 7 padding tokens"
+        ):
             cache.reset(2, padding)
 
 

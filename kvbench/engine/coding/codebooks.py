@@ -14,25 +14,25 @@ from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.shared.view import View
 
 BITS = (2, 3, 4)
-"""Widths of codes with codebooks; codes of 8 bits have a scale, because 256 levels a channel are too many."""
+"""Bits of codes with codebooks; 8-bit codes have a scale, because 256 levels per channel are too many."""
 MARGIN = 0.25
 """Margin of 8-bit scales at both ends of the calibrated range, as a share of the range."""
 
 
 def augment_samples(samples: Tensor, count: int) -> Tensor:
-    """Return further likely numbers of each channel, [heads, channels, count].
+    """Return further likely values of each channel, float32 [heads, channels, count].
 
     They are quantiles of all channels, standardised to mean 0 and deviation 1, then scaled to each channel: a few
-    samples of one channel do not show how often its numbers are far from the mean.
+    samples of one channel do not show how often its values are far from the mean.
 
     Args:
         samples: float32 [heads, channels, n].
-        count: numbers for each channel.
+        count: number of values for each channel.
     """
     deviation, mean = torch.std_mean(samples, -1, correction=0, keepdim=True)
     alike = ((samples - mean) / deviation.clamp(min=1e-6)).flatten().sort().values
-    place = (torch.arange(count) + 0.5) * (len(alike) / count)
-    return mean + deviation * alike[place.long()]
+    rank = (torch.arange(count) + 0.5) * (len(alike) / count)
+    return mean + deviation * alike[rank.long()]
 
 
 def fit_codebooks(samples: Tensor, augmented: int) -> dict[int, Tensor]:
@@ -40,7 +40,7 @@ def fit_codebooks(samples: Tensor, augmented: int) -> dict[int, Tensor]:
 
     Args:
         samples: float32 [heads, channels, n].
-        augmented: further numbers for every level (`augment_samples`).
+        augmented: number of further values for every level (`augment_samples`).
     """
     codebooks = {}
     for bits in BITS:
@@ -54,12 +54,12 @@ def fit_codebooks(samples: Tensor, augmented: int) -> dict[int, Tensor]:
 
 @dataclass
 class Codebooks(Observer):
-    """Fits a Lloyd-Max codebook to each channel of the keys before rotation, and of the values.
+    """Lloyd-Max codebook of each channel of keys and of values.
 
     Attributes:
         tokens: evenly spaced tokens of each segment and sequence that are sampled.
-        before_rotation: sample keys before the rotation.
-        augmented: further numbers of each channel for every level of its codebook (`augment_samples`).
+        before_rotation: whether keys are sampled before the rotation.
+        augmented: number of further values for every level of a codebook (`augment_samples`).
     """
 
     tokens: int = 32
@@ -77,7 +77,7 @@ class Codebooks(Observer):
         self._seen.clear()
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of levels [L, H, sources, D, 2^bits], and of scale and zero of 8 bits, by name."""
+        """Return shapes by name: levels [L, H, sources, D, 2^bits]; for 8 bits, scale and zero [..., 2]."""
         shape = (spec.layers, spec.heads, count_sources(spec), spec.head_dim)
         widths = {bits: 1 << bits for bits in BITS} | {8: 2}
         return {
@@ -91,18 +91,18 @@ class Codebooks(Observer):
         source = min(view.segment.index, count_sources(self.spec) - 1)
         count = min(self.tokens, view.segment.length)
         chosen = torch.arange(count) * view.segment.length // count
-        found = []
+        sampled = []
         for part in (view.keys(rotated=not self.before_rotation), view.values()):
             some = part.index_select(1, chosen.to(part.device, non_blocking=True))
-            found.append(some.unflatten(0, (-1, view.heads)).transpose(0, 1).flatten(1, 2).half().cpu())
-        self._seen.setdefault((view.layer, source), []).append((self._prompts, found[0], found[1]))
+            sampled.append(some.unflatten(0, (-1, view.heads)).transpose(0, 1).flatten(1, 2).half().cpu())
+        self._seen.setdefault((view.layer, source), []).append((self._prompts, sampled[0], sampled[1]))
 
     def average(self) -> dict[str, Tensor]:
         """Return the codebooks of all sampled tokens, float16 by name; zeros without tokens."""
         return self.fit()
 
     def fit(self, without: Container[int] = ()) -> dict[str, Tensor]:
-        """Fit codebooks to the sampled tokens, except for some batches, counted from 1."""
+        """Fit codebooks to the sampled tokens, except those of the batches `without`, counted from 1."""
         shapes = self.tensor_shapes(self.spec)
         codebooks = {name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}
         for (layer, source), parts in self._seen.items():
@@ -114,6 +114,6 @@ class Codebooks(Observer):
         return codebooks
 
     def make_stand_in(self, spec: ModelSpec) -> Artifact:
-        """Make codebooks of ascending random numbers, for timing only."""
+        """Make codebooks of ascending random values, for timing only."""
         made = super().make_stand_in(spec)
         return Artifact(self.kind, {name: x.sort(-1).values.half() for name, x in made.tensors.items()})

@@ -1,4 +1,4 @@
-"""Table of codings: how each encodes, what it stores in how many bytes, and which heads and tokens it does not suit."""
+"""Table of codings: encoder, stored bytes, and the heads and tokens for which each is unsuitable."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class NewTokens(NamedTuple):
     Attributes:
         x: [batch, rows, tokens, D], of the sequences that store the plane.
         bits: bits of a code.
-        half: dtype of numbers in 16 bits.
+        half: dtype of 16-bit values.
         exists: bool [rows, tokens], tokens that the plane receives.
         edges: tokens at which blocks begin, then the end of the last block.
-        sources: source of each run of tokens, and the end of the run.
-        table: static table: [H, sources, D, levels] of the layer, or [2^bits] if all channels share one, or None.
+        sources: source of each run of tokens, and the token after the run.
+        table: static table, [H, sources, D, levels] of the layer, or [2^bits] if all channels share one; None without.
     """
 
     x: Tensor
@@ -43,14 +43,14 @@ class Codec:
 
     Attributes:
         encode: returns the codes of rows x tokens slots, without their table entries.
-        dtype: dtype of the stored numbers; None for 16 bits.
-        scales: what has a scale and a zero: each `token`, or each channel of a `block`.
+        dtype: dtype of the stored values; None for 16 bits.
+        scales: what has a scale and a zero: each `token`, or each channel of a `block`; None without scales.
         gains: whether each token has a factor.
         token_bytes: bytes of a token besides its codes.
         channel_bytes: bytes that the tokens of a block share, for each channel.
         index_bytes: bytes by which attention finds a token's scales or levels.
-        levels: static table of levels: `fitted` to each head, source and channel, or of a `normal` distribution. A
-            single token stays in 16 bits.
+        levels: static table of levels: `fitted` to each head, source and channel, or of a `normal` distribution; None
+            without. With levels, a segment of a single token stays in 16 bits.
         min_mixed: smallest power of two that must divide the channels of a head.
     """
 
@@ -67,11 +67,11 @@ class Codec:
     def make_empty(self, bits: int, batch: int, channels: int, half: torch.dtype, on: torch.device) -> Codes:
         """Return keys or values of a plane without slots, as from `encode`."""
         dtype = self.dtype or half
-        numbers = torch.empty(batch, 0, channels * bits // (8 * dtype.itemsize), dtype=dtype, device=on)
+        empty = torch.empty(batch, 0, channels * bits // (8 * dtype.itemsize), dtype=dtype, device=on)
         width = {"token": 1, "block": channels, None: None}[self.scales]
-        affine = None if width is None else numbers.new_empty(batch, 0, width, 2, dtype=torch.float16)
-        gain = numbers.new_empty(batch, 0, dtype=torch.float16) if self.gains else None
-        return Codes(numbers, affine, gain=gain)
+        affine = None if width is None else empty.new_empty(batch, 0, width, 2, dtype=torch.float16)
+        gain = empty.new_empty(batch, 0, dtype=torch.float16) if self.gains else None
+        return Codes(empty, affine, gain=gain)
 
 
 def _encode_half(new: NewTokens) -> Codes:
@@ -97,8 +97,8 @@ def _encode_by_codebook(new: NewTokens) -> Codes:
 
 def _encode_rotated(new: NewTokens) -> Codes:
     assert new.table is not None
-    numbers, gain = encode_rotated(new.x.flatten(1, 2), new.table)
-    return Codes(numbers, gain=gain)
+    codes, gain = encode_rotated(new.x.flatten(1, 2), new.table)
+    return Codes(codes, gain=gain)
 
 
 Coding = Literal["plain", "fp8", "channel", "token", "codebook", "rotated"]
@@ -108,10 +108,10 @@ CODECS: Mapping[Coding, Codec] = {
     "channel": Codec(_encode_by_channel, scales="block", channel_bytes=SCALE_BYTES, index_bytes=ENTRY_BYTES),
     "token": Codec(_encode_by_token, scales="token", token_bytes=SCALE_BYTES),
     "codebook": Codec(_encode_by_codebook, index_bytes=ENTRY_BYTES, levels="fitted"),
-    # Numbers of fewer channels are far from normal.
+    # Values of rotated vectors with fewer channels are far from normal.
     "rotated": Codec(_encode_rotated, gains=True, token_bytes=GAIN_BYTES, levels="normal", min_mixed=16),
 }
-"""Codings by name, as `StorageConfig` chooses them, and `plain`, numbers in 16 bits."""
+"""Codings by name, as `StorageConfig` chooses them, and `plain` for 16-bit values."""
 
 
 def encode_static(x: Tensor, codebook: Tensor, sources: Sequence[tuple[int, int]], bits: int) -> Tensor:

@@ -18,7 +18,7 @@ from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.precision import Precision, find_stored_bits
 
 CODEBOOK_REVISION = 1
-"""Increased when the same codebooks store other numbers, so that old runs and calibrations are not reused."""
+"""Increased when equal codebooks store different values, so that old runs and calibrations are not reused."""
 
 CodebookTensors = Mapping[str, Tensor]
 """Codebooks by name (`keys_4`, `values_2`): levels [L, H, sources, D, 2^bits]; for 8 bits scale and zero [..., 2]."""
@@ -43,9 +43,9 @@ class Packing:
     """Low-bit storage settings of a cache.
 
     Attributes:
-        bits: bits of a number, unless the method sets precisions.
-        storage: coding of the numbers, unless the method sets precisions; its own bits have precedence.
-        fp8: numbers of 8 bits are float8, not codes.
+        bits: bits per value, unless the method sets precisions.
+        storage: coding of keys and values, likewise; its `key_bits` and `value_bits` override `bits`.
+        fp8: whether 8-bit values are float8, not codes.
     """
 
     bits: int
@@ -118,7 +118,7 @@ class PlaneFormat(NamedTuple):
         return channels * (self.keys.codec.channel_bytes + self.values.codec.channel_bytes)
 
     def count_index_bytes(self, *, rotates: bool) -> int:
-        """Return the bytes by which attention finds a token's scales or codebooks, and its rotation if it `rotates`."""
+        """Return the bytes by which attention finds a token's scales or codebooks, and its rotation if `rotates`."""
         entries = self.keys.codec.index_bytes + self.values.codec.index_bytes
         return entries + (POSITION_BYTES if rotates and self.keys.coding != "plain" else 0)
 
@@ -131,7 +131,7 @@ class PlaneFormat(NamedTuple):
 
 
 def choose_format(packing: Packing, precision: Precision | None, segment: Segment) -> PlaneFormat:
-    """Return the format of a segment's tokens in a precision; None for the run's own."""
+    """Return the format of a segment's tokens; `precision` None stands for the run's own format."""
     sides = packing.sides if precision is None else (NumberFormat(precision.bits, "codebook"),) * 2
     has_levels = any(side.codec.levels for side in sides)
 
@@ -144,7 +144,7 @@ def choose_format(packing: Packing, precision: Precision | None, segment: Segmen
 
 
 def count_sources(spec: ModelSpec) -> int:
-    """Return the number of sources with their own codebooks: cached scales, or the prompt and what follows it."""
+    """Return the number of sources with their own codebooks: cached scales, or the prompt and all later tokens."""
     return len(spec.segments) - 1 if spec.family == "next-scale" else 2
 
 
@@ -152,9 +152,9 @@ class LayerFormat(NamedTuple):
     """Storage formats of a layer's tokens.
 
     Attributes:
-        formats: formats of its planes; the first holds 16-bit numbers.
+        formats: formats of its planes; the first holds 16-bit values.
         rules: assignment of tokens to planes.
-        planes: planes that take any tokens of each segment.
+        planes: planes that receive tokens of each segment, [K].
     """
 
     formats: tuple[PlaneFormat, ...]
@@ -162,7 +162,7 @@ class LayerFormat(NamedTuple):
     planes: tuple[frozenset[int], ...]
 
     def list_planes(self, spec: ModelSpec, start: int, stop: int) -> frozenset[int]:
-        """Return the planes that take any token at positions from `start` to before `stop`."""
+        """Return the planes that receive any token at positions from `start` to before `stop`."""
         segments = (segment for segment in spec.segments if start <= segment.start < stop)
         return frozenset().union(*(self.planes[segment.index] for segment in segments))
 
@@ -181,14 +181,14 @@ def list_layer_formats(
             rows.append(tuple(choose_format(packing, precision, segment) for precision in precisions))
         if packing.exempts(layer, spec.layers):
             rows = [(PlaneFormat(),) * spec.heads for _ in rows]
-        wanted = tuple(rows)
-        if wanted not in known:
-            formats = (PlaneFormat(), *sorted({fmt for row in wanted for fmt in row} - {PlaneFormat()}))
-            numbers = [[formats.index(fmt) for fmt in row] for row in wanted]
+        key = tuple(rows)
+        if key not in known:
+            formats = (PlaneFormat(), *sorted({fmt for row in key for fmt in row} - {PlaneFormat()}))
+            indices = [[formats.index(fmt) for fmt in row] for row in key]
             min_tokens = torch.tensor([fmt.find_min_tokens(spec.head_dim) for fmt in formats], device=device)
-            rules = PlaneRules(torch.tensor(numbers, device=device).T.contiguous(), min_tokens)
-            known[wanted] = LayerFormat(formats, rules, tuple(frozenset(row) for row in numbers))
-        layers.append(known[wanted])
+            rules = PlaneRules(torch.tensor(indices, device=device).T.contiguous(), min_tokens)
+            known[key] = LayerFormat(formats, rules, tuple(frozenset(row) for row in indices))
+        layers.append(known[key])
     return layers
 
 

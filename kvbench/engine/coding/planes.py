@@ -1,7 +1,7 @@
 """Index tables of planes: the plane of each slot of a layer, and the moves of a change of storage.
 
-Plane 0 holds numbers in 16 bits: the newest tokens (`StorageConfig.residual`), and blocks too small for scales. Tokens
-are quantised once, when the segments up to `QuantRange.stop` are due, and stay in their plane until they leave.
+Plane 0 holds 16-bit values: the newest tokens (`StorageConfig.residual`), and blocks too small for scales. Tokens are
+quantised once, when the segments up to `QuantRange.stop` are due, and stay in their plane until eviction.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Blocks(NamedTuple):
 
     Attributes:
         segment: int64 [positions], index of the segment.
-        block: int64 [positions], number of the block, ascending.
+        block: int64 [positions], index of the block, ascending.
         number: number of blocks.
     """
 
@@ -60,7 +60,7 @@ class PlaneRows(NamedTuple):
 
     Attributes:
         layout: layout of its rows.
-        slots: int64 [slots], place of each of its slots in the layer's own layout.
+        slots: int64 [slots], index of each of its slots in the layer's layout.
         rows: int64 [slots], row of each slot.
         positions: int64 [slots], position of each slot's token.
         blocks: int64 [entries], row x blocks + block of each entry of the scales, ascending.
@@ -81,8 +81,8 @@ class Placement(NamedTuple):
     """Plane and slot of each slot of a layer.
 
     Attributes:
-        plane: int64 [slots + 1], plane of each slot of the layer's own layout, then 0.
-        place: int64 [slots + 1], slot in that plane.
+        plane: int64 [slots + 1], plane of each slot of the layer's layout, then 0.
+        place: int64 [slots + 1], index of the slot in that plane, then 0.
         planes: contents of each plane.
     """
 
@@ -110,7 +110,7 @@ class PlaneUpdate(NamedTuple):
     """Changes of a layer's planes after a segment.
 
     Attributes:
-        after: new places of the slots.
+        after: new planes and indices of the slots.
         moves: moves of each plane.
         waiting: int64 [rows x due tokens], index of the due tokens into the old slots of plane 0 followed by the
             current segment; None if the due tokens are the current segment.
@@ -122,18 +122,18 @@ class PlaneUpdate(NamedTuple):
 
 
 def number_blocks(spec: ModelSpec, group: int | None, device: torch.device | str) -> Blocks:
-    """Number the blocks of all segments: runs of `group` positions, or all of a segment's."""
+    """Number the blocks of all segments: runs of `group` positions, or whole segments if it is None."""
     segments, blocks, count = [], [], 0
     for segment in spec.segments:
-        numbers = [count + place // (group or segment.length) for place in range(segment.length)]
-        blocks += numbers
+        indices = [count + position // (group or segment.length) for position in range(segment.length)]
+        blocks += indices
         segments += [segment.index] * segment.length
-        count = numbers[-1] + 1
+        count = indices[-1] + 1
     return Blocks(torch.tensor(segments, device=device), torch.tensor(blocks, device=device), count)
 
 
 def find_quant_range(spec: ModelSpec, segment: Segment, group: int | None, residual: int) -> QuantRange:
-    """Find the tokens to quantise after a segment: earlier segments that at least `residual` tokens follow."""
+    """Find the tokens to quantise after a segment: segments that at least `residual` tokens follow."""
 
     def find_stop(end: int) -> int:
         return max((stop for stop in spec.ends if stop + residual <= end), default=0)
@@ -162,11 +162,11 @@ def place_slots(
     blocks: Blocks,
     rules: PlaneRules,
 ) -> PlaneUpdate:
-    """Compute the places of slots after a segment; the host reads their numbers, twice.
+    """Compute planes and indices of slots after a segment; the host reads counts from the device twice.
 
     Args:
         before: placement before the segment is stored.
-        layout: the layer's own new layout, without free slots.
+        layout: the layer's new layout, without free slots.
         source: origin of its slots, int32 [slots] (`kernels.compact.source_table`).
         segment: the segment.
         due: the tokens that are quantised now.
@@ -222,14 +222,14 @@ def _arrange(
     """Lay out a plane's slots.
 
     Args:
-        layout: the layer's own.
-        rows: int64 [slots] of it.
-        positions: int64 [slots] of it.
-        own: bool [slots] of it, slots of the plane.
+        layout: the layer's layout.
+        rows: int64 [slots], row of each slot.
+        positions: int64 [slots], position of each slot's token.
+        own: bool [slots], whether a slot is in the plane.
         counts: number of the plane's slots in each row.
 
     Returns:
-        The plane's layout; the place of its slots in the layer's layout, int64 [slots of the plane]; the place of the
+        The plane's layout; indices of its slots in the layer's layout, int64 [slots of the plane]; indices of the
         layer's slots in the plane, int64 [slots], arbitrary for slots of other planes.
     """
     before = own.cumsum(0) - own.long()
@@ -247,7 +247,7 @@ def _arrange(
 def _describe(
     inside: Layout, slots: Tensor, rows: Tensor, positions: Tensor, block: Tensor, count: int
 ) -> PlaneRows:
-    """Return the contents of a plane with given slots of the layer's own layout."""
+    """Return the contents of a plane with the given slots of the layer's layout; `count` blocks per row."""
     blocks, entry = torch.unique(block[slots], return_inverse=True)
     entries = torch.bincount(blocks // count, minlength=len(inside.counts)).tolist()
     return PlaneRows(inside, slots, rows[slots], positions[slots], blocks, entry.int(), tuple(entries))
@@ -266,12 +266,12 @@ def _find_entries(before: PlaneRows, after: PlaneRows, due: QuantRange, blocks: 
 
 
 def _mark(token: Tensor, chosen: Tensor, count: int) -> Tensor:
-    """Return which of `count` tokens are chosen, bool [count]."""
+    """Return a mask of the chosen ones among `count` tokens, bool [count]."""
     marks = torch.zeros(count + 1, dtype=torch.bool, device=token.device)
     marks[torch.where(chosen, token, count)] = True
     return marks[:-1]
 
 
 def count_rows(values: Sequence[int], heads: int) -> list[int]:
-    """Sum numbers of rows over the heads of each sequence."""
+    """Sum values of rows over the heads of each sequence."""
     return [sum(values[row : row + heads]) for row in range(0, len(values), heads)]

@@ -23,14 +23,14 @@ from kvbench.methods.shared.calibration import Artifact
 
 
 def bound_token_bytes(spec: ModelSpec, packing: Packing) -> tuple[int, int]:
-    """Return bounds on the bytes of one token in one head, with its part of a block's scales.
+    """Return the minimum and maximum bytes of one token in one head, with its part of a block's scales.
 
     A token's part of the scales approaches 0 in large blocks. Blocks too small to save bytes stay in 16 bits, as do the
     newest tokens and exempt layers.
 
     Args:
         spec: the model's shapes.
-        packing: format of the numbers, for a method that sets no precisions.
+        packing: storage format, for a method that sets no precisions.
     """
     plain, channels = PlaneFormat(), spec.head_dim
     formats = {choose_format(packing, None, segment) for segment in spec.segments if not segment.last}
@@ -47,7 +47,7 @@ def bound_token_bytes(spec: ModelSpec, packing: Packing) -> tuple[int, int]:
 def bound_head_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]:
     """Return two pairs a, b such that n tokens of a head take at most a n + b bytes, if its layer is not exempt.
 
-    The first pair assumes scales for every block, and the largest number of tokens that wait to be quantised; the
+    The first pair assumes scales for every block, and the maximum number of tokens that wait for quantisation; the
     second assumes scales for every token.
 
     Args:
@@ -72,7 +72,7 @@ def bound_head_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]
 def bound_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]:
     """Return pairs a, b such that a sequence of n tokens takes at most a n + b bytes, however heads share them.
 
-    They are `bound_head_bytes` of all heads, with exempt layers full.
+    They sum `bound_head_bytes` over all heads, with exempt layers full.
     """
     plain = PlaneFormat().count_token_bytes(spec.head_dim)
     exempt = 2 * packing.storage.exempt * spec.heads
@@ -109,8 +109,8 @@ def predict_bytes(spec: ModelSpec, method: Method, packing: Packing, *, rotates:
     Args:
         spec: the model's shapes.
         method: static, prepared for that model.
-        packing: format of the numbers.
-        rotates: counts what attention reads, which rotates keys or not; None counts what is stored.
+        packing: storage format.
+        rotates: whether attention rotates keys, to count what it reads; None counts what is stored.
     """
     branches = spec.branches if rotates is None else 1
     schedule = build_schedule(spec, method, find_free_slots=lambda _: 0)
@@ -145,20 +145,20 @@ def searches_capacity(method: Method, packing: Packing) -> bool:
 def fit_budget(
     method: Method, spec: ModelSpec, budget: Budget, artifact: Artifact | None, packing: Packing
 ) -> Budget:
-    """Return a budget; one in bytes gets the tokens that fit in low-bit storage.
+    """Return the budget; a budget in bytes gets as capacity the tokens that fit in low-bit storage.
 
     These follow from the planned bytes of a static method, or from bounds on them if layers are exempt and capacities
     do not depend on data. Other methods, and those that set precisions, get the budget unchanged.
 
     Args:
-        method: a method prepared for several capacities while they are searched.
+        method: the method, which the search prepares for several capacities.
         spec: the model's shapes.
-        budget: its capacity always fits.
-        artifact: the method's calibration.
+        budget: a budget whose capacity always fits.
+        artifact: the method's calibration; None without one.
         packing: format of low-bit storage.
 
     Raises:
-        ValueError, InfeasibleBudget: what the method's `prepare` raises.
+        ValueError, InfeasibleBudget: raised by the method's `prepare`.
     """
 
     def plan(one: Budget) -> int:
@@ -171,7 +171,7 @@ def fit_budget(
 
 
 def _bound_peak(spec: ModelSpec, method: Method, packing: Packing, budget: Budget) -> int:
-    """Return a bound on the peak bytes of one sequence under a prepared method, as close as is known ahead."""
+    """Return the tightest known bound on the peak bytes of one sequence under a prepared method."""
     if method.static:
         sizes = predict_bytes(spec, method, packing)
     elif (lengths := predict_row_lengths(spec, method)) is not None:

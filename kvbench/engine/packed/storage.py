@@ -39,16 +39,16 @@ from kvbench.methods.shared.base import Method
 
 
 class PackedStorage(CacheBackend):
-    """Low-bit storage of all layers; pending tokens are stored apart from the others.
+    """Low-bit storage of all layers; pending tokens are stored separately.
 
     Args:
         spec: the model's shapes.
         method: a prepared method.
-        packing: format of the numbers.
+        packing: storage format.
         dtype: dtype of decoded keys and values.
         device: device of the storage.
-        rotation: complex64 [positions, D/2], factors on neighbouring channels of keys; None without a rotation.
-        codebooks: static codebooks, if formats use them.
+        rotation: complex64 [positions, D/2], factors on neighbouring channels of keys; None without rotation.
+        codebooks: static codebooks; None if no format uses them.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PackedStorage(CacheBackend):
         """Prepare for a generation.
 
         Raises:
-            ValueError: sequences without a common layout would share tokens.
+            ValueError: a format shares tokens among sequences, but they have no common layout.
         """
         self._batch, self._rows, self._conditional = batch, rows, sequences // self._spec.branches
         self._schedule, self.max_read_bytes = schedule, 0
@@ -114,7 +114,7 @@ class PackedStorage(CacheBackend):
         segment: Segment,
         change: StorageChange,
     ) -> PackedStore:
-        """Return a layer's storage after a segment; tokens that are due by then are quantised."""
+        """Return a layer's storage after a segment; tokens that are now due are quantised."""
         self._record_decoded(store)
         due, placed = self._quant_ranges[segment.index], self._place(layer, store, segment, change)
         keys, values = (self._fold(x) for x in present)
@@ -155,7 +155,7 @@ class PackedStorage(CacheBackend):
         self._record_decoded(store)
 
     def find_rebuild_peak(self, before: int, after: int) -> int:
-        """Return the bytes of a layer before and after: all new planes are made before the old ones are freed."""
+        """Return the sum of both sizes: all new planes are made before the old ones are freed."""
         return before + after
 
     def attend(self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -207,7 +207,7 @@ class PackedStorage(CacheBackend):
     def _attend_pieces(
         self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with the sequences that are decoded together, one such piece after the other.
+        """Attend in pieces of sequences that are decoded together.
 
         On CUDA nothing is decoded: kernels attend to each plane in place.
         """
@@ -224,7 +224,7 @@ class PackedStorage(CacheBackend):
     def _attend_planes(
         self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, *, causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend to the present and the numbers in 16 bits, then to one plane of codes after another.
+        """Attend to the present and the 16-bit plane, then to each plane of codes.
 
         The output stays float32 until the last plane, so that it is rounded once.
         """
@@ -242,7 +242,7 @@ class PackedStorage(CacheBackend):
         return state[0].to(q.dtype), state[1]
 
     def _place(self, layer: int, store: PackedStore, segment: Segment, change: StorageChange) -> PlaneUpdate:
-        """Compute the places of slots; equal layers share them, as do generations of a static method."""
+        """Return planes and indices of slots; equal layers, and generations of a static method, share them."""
         rules = self._forms[layer].rules
         key = (id(change), id(store.placement), id(rules))
         if key in self._known:
@@ -282,7 +282,7 @@ class PackedStorage(CacheBackend):
         return Codes(codes.numbers, **name_table(table.flatten(0, 1), fmt.bits), entry=entry.int())
 
     def _find_table(self, layer: int, name: str, fmt: NumberFormat) -> Tensor | None:
-        """Return the static table of keys or values: a layer's codebooks, levels of rotated vectors, or None."""
+        """Return the static table of keys or values: the layer's codebooks, levels of rotated vectors, or None."""
         if fmt.codec.levels == "fitted":
             return self._codebooks[f"{name}_{fmt.bits}"][layer]
         return self._levels[fmt.bits] if fmt.codec.levels == "normal" else None
@@ -300,7 +300,7 @@ class PackedStorage(CacheBackend):
         return self._conditional if fmt.shared else self._batch
 
     def _cut(self, store: PackedStore) -> Iterator[range]:
-        """Yield sequences that are decoded together; those that store shared tokens apart from those that read them."""
+        """Yield ranges of sequences to decode together, none with both owners and readers of shared tokens."""
         unit = min(len(plane.keys.numbers) for plane in store.planes)
         some = max(1, min(unit, PIECE_BYTES // max(1, self._count_read(store))))
         for base in range(0, self._batch, unit):
@@ -320,16 +320,16 @@ class PackedStorage(CacheBackend):
 
 
 def _follow(fmt: NumberFormat, old: Codes, new: Codes | None, move: PlaneMove) -> Codes:
-    """Return the codes of a plane that stay followed by new ones, without static tables and table entries."""
+    """Return a plane's kept codes followed by new ones, without static tables and table entries."""
 
     def follow(name: str, index: Tensor) -> Tensor | None:
         stored: Tensor | None = getattr(old, name)
         return None if stored is None else _gather(stored, getattr(new, name, None), index)
 
-    numbers = _gather(old.numbers, None if new is None else new.numbers, move.slots)
+    codes = _gather(old.numbers, None if new is None else new.numbers, move.slots)
     scales = {"token": move.slots, "block": move.entries, None: None}[fmt.codec.scales]
     affine = None if scales is None else follow("affine", scales)
-    return Codes(numbers, affine, gain=follow("gain", move.slots))
+    return Codes(codes, affine, gain=follow("gain", move.slots))
 
 
 def _gather(old: Tensor, new: Tensor | None, index: Tensor) -> Tensor:

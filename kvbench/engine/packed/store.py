@@ -18,13 +18,13 @@ class PackedStore(LayerState):
     """One layer's storage in planes, with the properties of `layer.LayerStore` that a view reads.
 
     Attributes:
-        layout: layout of the layer's rows in a buffer of all planes' slots in order of position, without free slots.
+        layout: layout of the layer's rows over the slots of all planes by position, without free slots.
         formats: number format of each plane.
-        planes: the numbers.
-        placement: plane and place of each slot.
+        planes: stored values.
+        placement: plane of each slot, and its index there.
         dtype: dtype of decoded keys and values.
-        pending: keys and values [batch, rows, tokens, D] of a segment that is not full, with a place for each token.
-        decoded: keys and values of all slots, once a view has read them.
+        pending: keys and values [batch, rows, segment length, D] of a segment that is not full; None before its start.
+        decoded: keys and values of all slots; None until they are read.
     """
 
     layout: Layout
@@ -37,7 +37,7 @@ class PackedStore(LayerState):
 
     @property
     def past(self) -> Past:
-        """All keys and values, decoded [batch, slots, D]; kept until the layer is stored again."""
+        """All keys and values, decoded, [batch, slots, D]; cached until the layer is stored again."""
         if self.decoded is None:
             self.decoded = self.read(range(len(self.planes[0].keys.numbers)))
         return self.decoded
@@ -70,7 +70,7 @@ class PackedStore(LayerState):
         return 2 * batch * channels * self.dtype.itemsize
 
     def count_sequence_bytes(self, heads: int, branches: int) -> list[int]:
-        """Return the bytes of codes and scales of each sequence, or one number common to all.
+        """Return the bytes of codes and scales of each sequence, or a single value common to all.
 
         Args:
             heads: KV heads of the layer.
@@ -91,7 +91,7 @@ class PackedStore(LayerState):
     def read(self, sequences: range) -> Past:
         """Decode keys and values of some sequences, [sequences, slots, D].
 
-        A call takes either sequences that store shared tokens or those that read them.
+        The sequences either all store shared tokens or all read them.
         """
         first = self.planes[0].keys.numbers
         shape = (len(sequences), self.layout.total, first.shape[-1])
@@ -117,10 +117,10 @@ def count_row_bytes(
 
     Args:
         formats: number format of each plane.
-        placement: plane and place of each slot.
+        placement: plane of each slot, and its index there.
         channels: number of channels of a head.
         branches: sequences that share tokens stored once.
-        rotates: adds the indices that attention reads, with positions if it rotates keys; None leaves them out.
+        rotates: whether attention rotates keys, to add the indices and positions that it reads; None adds none.
     """
     rows = [0] * len(placement.planes[0].layout.counts)
     for fmt, plane_rows in zip(formats, placement.planes, strict=True):

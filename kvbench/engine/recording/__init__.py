@@ -1,1 +1,1 @@
-"""Recorded work: CUDA graphs, copies from the host inside them, and the repetition of both."""
+"""Recorded work: CUDA graphs, copies from the host inside them, and their repetition."""

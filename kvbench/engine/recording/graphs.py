@@ -1,4 +1,4 @@
-"""CUDA graphs: a step that is recorded once and replayed."""
+"""CUDA graphs: work that is recorded once and replayed."""
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -10,26 +10,26 @@ from torch import Tensor
 
 
 class GraphRecorder(Protocol):
-    """Records the device operations of a callable without executing them; host values become constants."""
+    """Recorder of a callable's device operations, which are not executed; host values become constants."""
 
     def __call__(self, work: Callable[[], Tensor], /) -> tuple[Tensor, Callable[[], object]]:
         """Return the output tensor of the work, and a function that repeats the work.
 
-        Each call overwrites the output, computed from the current contents of the input tensors.
+        Each call of the function computes the output anew from the current contents of the input tensors.
         """
 
     def make_room(self) -> None:
-        """Make the unused memory of the allocator available to recordings; called before a batch is first recorded."""
+        """Make the allocator's unused memory available to recordings; called before a batch is first recorded."""
 
     def clear(self) -> None:
-        """Free the memory of the recordings once nothing else holds it."""
+        """Free the memory of all recordings once nothing else holds it."""
 
 
 class Repeat(Protocol):
-    """Runs a step of one token of a segment."""
+    """Function that runs a one-token step of a segment."""
 
     def __call__(self, key: Hashable, step: Callable[..., Tensor], /, *inputs: Tensor) -> Tensor:
-        """Return `step(*inputs)`; arguments as of `Repetitions.run`."""
+        """Return `step(*inputs)`; for arguments see `Repetitions.run`."""
 
 
 class CudaGraphs:
@@ -84,5 +84,5 @@ def _hold_generator(device: int) -> torch.cuda.CUDAGraph:
 
 @cache
 def _find_stream(device: int) -> torch.cuda.Stream:
-    """Return the one stream that a device captures on: cuBLAS keeps a workspace for every stream."""
+    """Return the only stream on which a device captures: cuBLAS keeps a workspace for every stream."""
     return torch.cuda.Stream(device)

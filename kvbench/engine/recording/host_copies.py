@@ -1,4 +1,4 @@
-"""Copies from the host to a device inside work that is repeated: made once, then taken from the device."""
+"""Copies from the host to a device inside repeated work: made once, then reused on the device."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -33,7 +33,7 @@ class CapturedCopies:
     def reuse(self) -> AbstractContextManager[object]:
         """Return a context in which the same work gets the kept tensors.
 
-        The context raises RuntimeError if the work copies different numbers than before.
+        The context raises RuntimeError if the work copies different values than before.
         """
         left = iter(self._made)
 
@@ -41,7 +41,7 @@ class CapturedCopies:
             before, made = next(left, (None, source))
             if before is None or not are_same(before, source):
                 raise RuntimeError(
-                    "recorded work copied different numbers from the host than before; its method must name this in "
+                    "recorded work copied different values from the host than before; its method must name this in "
                     "`graph_obstacle`"
                 )
             return made
@@ -50,12 +50,12 @@ class CapturedCopies:
 
 
 def are_same(before: Tensor, now: Tensor) -> bool:
-    """Return whether two tensors of the host are equal in dtype, shape and numbers."""
+    """Return whether two tensors on the host are equal in dtype, shape and values."""
     return before.dtype == now.dtype and torch.equal(before, now)
 
 
 class _CopyMode(TorchDispatchMode):
-    """Passes each copy from the host to `answer`: its source, and a function that makes the copy."""
+    """Dispatch mode that replaces each copy from the host by `answer(source, function that copies)`."""
 
     def __init__(self, answer: Callable[[Tensor, Callable[[], Tensor]], Tensor]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _CopyMode(TorchDispatchMode):
 
 
 def _find_device(values: Iterable[object]) -> torch.device | None:
-    """Return the device that a conversion names, by itself or as the device of a tensor."""
+    """Return the target device of a conversion, given directly or by a tensor; None if it names none."""
     for value in values:
         if isinstance(value, torch.device):
             return value

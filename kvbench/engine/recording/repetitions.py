@@ -1,4 +1,4 @@
-"""Work of a generation that is recorded at its second run and repeated on new inputs afterwards."""
+"""Work of a generation that is recorded at its second run and then replayed on new inputs."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -30,7 +30,7 @@ class Recording(NamedTuple):
 
 
 class Repetitions:
-    """Work that is repeated on new inputs of the same shapes, such as the scales of a generation.
+    """Work that is repeated on new inputs of equal shapes, such as the scales of a generation.
 
     The first time, work runs normally, which compiles its kernels and makes its copies from the host; the second time
     it is recorded, and later the recording is replayed. Work must not synchronise, and tensors other than its inputs
@@ -38,18 +38,18 @@ class Repetitions:
 
     Attributes:
         recording: whether work is being recorded.
-        by_launches: whether work on the value that was held last runs normally, and needs ordinary memory.
+        by_launches: whether work on the last value of `hold` runs by launches, which need ordinary memory.
 
     Args:
-        record: records work.
-        save: saves the host's state that the work changes; returns a function that restores it.
+        record: recorder of work.
+        save: saves the host's state that the work changes, and returns a function that restores it.
     """
 
     def __init__(self, record: GraphRecorder, save: Callable[[], Callable[[], None]]) -> None:
         self._record, self._save = record, save
         self.recording, self.by_launches = False, True
-        self._failed = False  # a recording
-        self._alone = False  # whether memory suffices for recordings of one held value only
+        self._failed = False  # whether a recording failed
+        self._alone = False  # whether memory suffices only for recordings of one held value
         self._drop()
 
     @property
@@ -71,12 +71,12 @@ class Repetitions:
             self._record.clear()
 
     def forget(self) -> None:
-        """Forget all work after memory ran out; from now on only the recordings of one held value are kept."""
+        """Forget all work after memory ran out; if recordings held memory, keep those of one held value from now on."""
         self._alone |= self.holds_memory
         self.clear()
 
     def hold(self, value: T) -> T:
-        """Copy tensors into the first value of the same shapes, and return that value."""
+        """Copy a value's tensors into the first value with equal shapes and dtypes, and return that one."""
         self.by_launches = True
         if self._failed:
             return value
@@ -97,7 +97,7 @@ class Repetitions:
     def run(self, key: Hashable, work: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Return `work(*inputs)`; once recorded, the next repetition overwrites the result.
 
-        `key` identifies the work and everything else that it depends on. Inputs have the same shapes at every call.
+        `key` identifies the work and all that it depends on beside inputs, which have equal shapes at every call.
         """
         if self._failed:
             return work(*inputs)
@@ -111,8 +111,8 @@ class Repetitions:
             self._recorded[key] = self._make_recording(self._copies[key], work, inputs)
             return self._recorded[key].out
         recording = self._recorded[key]
-        for place, tensor in zip(recording.inputs, inputs, strict=True):
-            place.copy_(tensor)
+        for held, tensor in zip(recording.inputs, inputs, strict=True):
+            held.copy_(tensor)
         recording.restore()
         recording.repeat()
         return recording.out
@@ -120,23 +120,23 @@ class Repetitions:
     def _make_recording(
         self, copies: CapturedCopies, work: Callable[..., Tensor], inputs: Sequence[Tensor]
     ) -> Recording:
-        """Record work and repeat it once."""
-        places = [tensor.clone() for tensor in inputs]
+        """Record work and replay it once."""
+        held = [tensor.clone() for tensor in inputs]
 
         def repeatable() -> Tensor:
             with copies.reuse():
-                return work(*places)
+                return work(*held)
 
         self.recording = True
         try:
             out, repeat = self._record(repeatable)
-            repeat()  # the first repetition may need memory
+            repeat()  # the first replay may need memory
         except BaseException:
             self._failed = True
             raise
         finally:
             self.recording = False
-        return Recording(places, out, repeat, self._save())
+        return Recording(held, out, repeat, self._save())
 
 
 def list_tensors(value: object) -> Iterator[Tensor]:
