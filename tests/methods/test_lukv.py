@@ -1,6 +1,5 @@
 """LU-KV: its authors' calibration, kvpress's rounding, and what a run holds."""
 
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise, product
 
@@ -10,8 +9,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.engine.schedule import sum_tokens
+from kvbench.core.segments import ModelSpec
 from kvbench.methods.h2o import H2O
 from kvbench.methods.lukv.calibration import BudgetShares, list_contexts
 from kvbench.methods.lukv.method import LUKV
@@ -29,15 +27,22 @@ from kvbench.methods.shared.capacities import Floats
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.utility import combine_utility
-from tests.support.engine import D, open_cache, tokens_of, watch
+from tests.support.engine import open_cache, prepared, tokens_of
 from tests.support.goldens import load_golden
-from tests.support.layer_outputs import FOLD, Inputs, attention, observe, project, projections
+from tests.support.layer_outputs import (
+    FOLD,
+    SCALES,
+    TEXTS,
+    Inputs,
+    attention,
+    both,
+    observe,
+    project,
+    projections,
+)
 
 CASES = {"case0": (2, 4, 1), "case1": (3, 4, 8), "case2": (1, 0, 1)}  # pairs, sink, window
 PRESSES = {"case3": (0, 0.5), "case4": (1, 0.8), "case5": (0, 0.93)}  # layer, ratio; sink 4, window 1
-SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
-TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
-both = pytest.mark.parametrize("spec", [SCALES, TEXTS], ids=["scales", "texts"])
 
 
 def align(utility: Tensor, score: Tensor, sink: int, window: int) -> Floats:
@@ -208,20 +213,10 @@ def test_shares_are_linear_between_rows_and_curves_give_the_same_table_for_one_p
     np.testing.assert_array_equal(average_curves(utility, 0.1, "global"), expected)
 
 
-@both
-@pytest.mark.parametrize("settings", [{}, {"scope": "layer"}, {"lookup": "curve"}, {"base": H2O(sinks=1)}])
-def test_a_run_holds_the_shares_of_its_length(spec: ModelSpec, settings: dict[str, object]) -> None:
-    method = LUKV(**{"base": H2O(), **settings})
+def test_capacities_are_the_shares_at_the_compression_of_the_budget() -> None:
+    method, spec = LUKV(base=H2O()), SCALES
     observed = observe(method.needs(), spec, [tokens_of(spec, 2 * spec.branches, groups=FOLD)])
-    inputs = tokens_of(spec, 2 * spec.branches)
-    cache, asked, _ = watch(method, spec, inputs, "0.5", Artifact("budget_shares", observed))
-    assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
-    assert cache.ledger.peak_tokens == method.budget.tokens
-    for one in asked:
-        held = method.capacities[min(one.scale, len(spec.segments) - 2), one.layer].tolist()
-        assert [len(ids) for ids in one.ids()][: spec.heads] == held or one.scale == len(spec.segments) - 1
-    final, length = method.capacities[-1], spec.cached_length
-    if settings == {}:
-        ratio = 1 - method.budget.tokens / spec.full_tokens
-        wanted = (1 - interpolate_shares(observed["pruned"].numpy(), ratio)) * length
-        assert abs(final - wanted).max() < 1 or spec is TEXTS
+    prepared(method, spec, "0.5", Artifact("budget_shares", observed))
+    ratio = 1 - method.budget.tokens / spec.full_tokens
+    wanted = (1 - interpolate_shares(observed["pruned"].numpy(), ratio)) * spec.cached_length
+    assert abs(method.capacities[-1] - wanted).max() < 1

@@ -1,45 +1,14 @@
-"""Methods that look at positions alone: all of B is held, and HeatKV does what its schedule says."""
-
-from collections.abc import Callable
+"""Methods that look at positions alone: HeatKV does what its schedule says, and groups of scales are left out."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.schedule import predict_row_lengths
-from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.scale_groups import ScaleGroups
-from kvbench.methods.shared.base import Method
-from kvbench.methods.streaming_llm import StreamingLLM
-from tests.support.engine import D, prepared, small, tokens_of, watch
+from tests.support.engine import small, tokens_of, watch
 
 SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
-ROWS = ModelSpec("rows", 3, 2, D, next_token(4, [6] * 5))
-FILLING: dict[str, Callable[[], Method]] = {
-    "streaming_llm": lambda: StreamingLLM(1),
-    "swa": lambda: StreamingLLM(0),
-    "diagonal": lambda: StreamingLLM(1, leading=1),
-    "first_scales": FirstScales,
-}
-
-
-@pytest.mark.parametrize("name", FILLING)
-@pytest.mark.parametrize("spec", [SPEC, ROWS], ids=["scales", "rows"])
-@given(thousandths=st.integers(200, 1000))
-@settings(max_examples=20, deadline=None)
-def test_what_counts_tokens_alone_holds_all_of_b_once_there_is_so_much(
-    name: str, spec: ModelSpec, thousandths: int
-) -> None:
-    budget = Budget.parse(thousandths / 1000, spec)
-    lengths = predict_row_lengths(spec, prepared(FILLING[name](), spec, thousandths / 1000))
-    assert lengths is not None
-    for held, end in zip(lengths.sum((1, 2)).tolist(), spec.ends, strict=False):
-        assert held == min(budget.tokens, end * spec.all_heads)
 
 
 @pytest.mark.parametrize("method", [HeatKV(2), HeatKV(2, naive=True), BinaryHeatKV(2)])

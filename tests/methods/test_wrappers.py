@@ -132,23 +132,12 @@ def test_a_wrapper_forwards_joint_decisions_and_observed_queries() -> None:
     assert drift < 0
 
 
-class Counted(KeyDiff):
-    """KeyDiff that notes when it is asked."""
-
-    times: list[int]
-
-    def score(self, view: Any) -> Tensor:
-        """Note the segment."""
-        self.times.append(view.segment.index)
-        return super().score(view)
-
-
 @pytest.mark.parametrize(("refresh", "expected"), [(1, [2, 3, 4, 5]), (2, [0, 1, 3, 5]), (4, [0, 1, 5])])
 def test_scores_are_asked_for_at_every_nth_segment(refresh: int, expected: list[int]) -> None:
-    method = Counted(refresh=refresh)
-    method.times = []
+    method = KeyDiff(refresh=refresh)
+    calls = note_calls(method, "score")
     give(method, LINES)
-    assert sorted({*method.times}) == expected
+    assert sorted({view.segment.index for view, _ in calls}) == expected
 
 
 def test_between_two_times_old_scores_count_and_the_newest_stay() -> None:
@@ -182,8 +171,11 @@ class Tracked(Scored):
 
 def test_a_moving_average_begins_with_the_first_score() -> None:
     method = Averaging(ema=0.75)
+    calls = note_calls(method, "smoothed_scores")
     give(method, LINES, budget="1")
-    for index, state in enumerate(method.states):
+    states = [state for view, state in calls if not view.layer]
+    assert len(states) == len(LINES.segments) - 1
+    for index, state in enumerate(states):
         for segment in LINES.segments[: index + 1]:
             expected = float(segment.index)
             for later in range(segment.index + 1, index + 1):
@@ -194,23 +186,11 @@ def test_a_moving_average_begins_with_the_first_score() -> None:
 
 
 class Averaging(Scored):
-    """Scores by the number of the segment, and keeps what the state then is."""
-
-    def prepare(self, *given: Any) -> None:
-        """Forget the states."""
-        super().prepare(*given)
-        self.states: list[Tensor] = []
+    """Scores by the number of the segment."""
 
     def score(self, view: Any) -> Tensor:
         """Return the number."""
         return torch.full(view.position.shape, float(view.segment.index))
-
-    def keep(self, view: Any) -> Tensor | None:
-        """Remember the state of the first layer."""
-        kept = super().keep(view)
-        if view.layer == 0:
-            self.states.append(view.state.clone())
-        return kept
 
 
 @dataclass(kw_only=True)

@@ -1,16 +1,21 @@
 """Attention of a layer written out for each head, and what its output adds to the residual stream."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec
+from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.methods.shared.calibration import Observer
 from tests.support.engine import D, open_cache, run
 
 WIDTH, FOLD = 12, 2
+SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
+TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
+both = pytest.mark.parametrize("spec", [SCALES, TEXTS], ids=["scales", "texts"])
 Inputs = list[list[tuple[Tensor, ...]]]
 
 

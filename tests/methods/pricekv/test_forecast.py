@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import EPSILON, Forecast
 from kvbench.methods.pricekv.method import PriceKV, ScoreErrors
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
-from tests.support.engine import D, tokens_of, watch
-from tests.support.layer_outputs import FOLD, Inputs, attention, observe, project
+from tests.support.engine import tokens_of, watch
+from tests.support.layer_outputs import FOLD, SCALES, Inputs, attention, observe, project
 from tests.support.small_models import composed
 
-SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
 ROWS = replace(SCALES, name="rows", segments=next_token(3, [4, 4, 4, 4, 3]), line=4)
 DECAY = 0.6
 

@@ -1,6 +1,5 @@
 """PriceKV: the calibration against H2O written out, the sale of capacity, and which bases it goes around."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -18,21 +17,17 @@ from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.contents.norms import CUR
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
+from kvbench.methods.lukv.method import LUKV
 from kvbench.methods.pricekv.forecast import Forecast
 from kvbench.methods.pricekv.greedy import allocate_by_gain, allocate_calibrated
 from kvbench.methods.pricekv.method import PriceKV, ScoreErrors
 from kvbench.methods.random_attention import RandomAttention
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
-from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from tests.support.engine import D, tokens_of, watch
-from tests.support.layer_outputs import FOLD, attention, observe, project
-
-SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
-TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
-both = pytest.mark.parametrize("spec", [SCALES, TEXTS], ids=["scales", "texts"])
+from tests.support.layer_outputs import FOLD, SCALES, TEXTS, attention, both, observe, project
 
 
 @both
@@ -162,14 +157,16 @@ def test_a_calibrated_base_is_calibrated_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "make"),
+    ("spec", "method"),
     [
-        *product([SCALES, TEXTS], [H2O, SnapKV, lambda: H2O(sinks=1)]),
-        *((SCALES, make) for make in (lambda: Forecast(surprise=0.0, contrast=0.0), Forecast)),
+        *product([SCALES, TEXTS], [PriceKV(base=base) for base in (H2O(), SnapKV(), H2O(sinks=1))]),
+        *product(
+            [SCALES], [PriceKV(base=base) for base in (Forecast(surprise=0.0, contrast=0.0), Forecast())]
+        ),
+        *product([SCALES, TEXTS], [LUKV(base=H2O(), scope="layer"), LUKV(base=H2O(sinks=1), lookup="curve")]),
     ],
 )
-def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, make: Callable[[], Scored]) -> None:
-    method = PriceKV(base=make())
+def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, method: PriceKV | LUKV) -> None:
     artifact = method.needs().make_stand_in(spec)
     cache, asked, _ = watch(method, spec, tokens_of(spec, 2 * spec.branches), "0.4", artifact)
     assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()

@@ -17,9 +17,8 @@ from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.precision import Precision
 from kvbench.methods.shared.view import View
 from tests.support.engine import D, open_cache, prepared, run, tokens_of
-from tests.support.layer_outputs import FOLD, attention, project, projections
+from tests.support.layer_outputs import FOLD, SCALES, attention, project, projections
 
-SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
 ROWS = replace(SCALES, segments=next_token(3, [4, 4, 4, 4, 3]))
 
 
