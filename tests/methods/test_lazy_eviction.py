@@ -21,9 +21,7 @@ CASES = {"a": (7, 16, 48, 0.02, 0), "b": (10, 20, 50, 0.01, 1)}
 def inputs_of(case: str) -> tuple[ModelSpec, list[list[tuple[Tensor, ...]]]]:
     """Keys that are unit vectors, so that a query's channels are its logits."""
     prompt, window, *_ = CASES[case]
-    logits = (
-        load_golden(f"ld_lazyeviction_{case}")["logits"].float().transpose(0, 1)
-    )  # [heads, steps, tokens]
+    logits = load_golden(f"ld_lazyeviction_{case}")["logits"].float().transpose(0, 1)
     heads, steps, tokens = logits.shape
     segments = next_token(prompt, [window] * (steps // window) + [1])
     spec = ModelSpec("golden", 1, heads, tokens + 1, segments, branches=1)
@@ -63,17 +61,12 @@ def test_a_generation_is_that_of_the_program(case: str) -> None:
 
 def simulate(spec: ModelSpec, inputs: Any, budget: int, alpha: float, group: str) -> list[list[int]]:
     """What each KV head of one sequence holds after the last decision, token by token."""
-    start, (q, k) = (
-        spec.segments[0].end,
-        (torch.cat([s[0][n] for s in inputs], 2)[0].double() for n in (0, 1)),
-    )
+    start = spec.segments[0].end
+    q, k = (torch.cat([s[0][n] for s in inputs], 2)[0].double() for n in (0, 1))
     result = []
     for head in range(spec.heads):
-        held, last, longest = (
-            list(range(start)),
-            dict.fromkeys(range(start), 0),
-            dict.fromkeys(range(start), 0),
-        )
+        held = list(range(start))
+        last, longest = dict.fromkeys(held, 0), dict.fromkeys(held, 0)
         for segment in spec.segments[1:-1]:
             for token in range(segment.start, segment.end):
                 step = token - start + 1

@@ -52,10 +52,8 @@ def artifact(*spatial: bool) -> Artifact:
 @pytest.mark.parametrize(("accumulate", "recent"), [("all", 2), ("newest", 2), ("all", 100)])
 def test_each_class_keeps_what_it_should(accumulate: Any, recent: int) -> None:
     """The newest tokens take two thirds of a semantic head at most."""
-    inputs, method = (
-        tokens_of(SPEC, 2, groups=2),
-        SSD(sinks=1, window=6, recent=recent, accumulate=accumulate),
-    )
+    inputs = tokens_of(SPEC, 2, groups=2)
+    method = SSD(sinks=1, window=6, recent=recent, accumulate=accumulate)
     budget = 14
     asked = watch(method, SPEC, inputs, budget, artifact(True, False, False, True)).asked
     rooms = {True: CONDITION + 6, False: 2 * budget - CONDITION - 6}

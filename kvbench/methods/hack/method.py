@@ -95,9 +95,8 @@ class HACK(Method):
             return None
         received = view.mass(choose_window("uniform", view.segment, self.observed))
         scores = merge_branches(received, self.branch_mode, self.spec.branches)
-        structural = (
-            ~self.is_contextual[view.layer].to(device, non_blocking=True).repeat(view.sequences)[:, None]
-        )
+        contextual = self.is_contextual[view.layer].to(device, non_blocking=True)
+        structural = ~contextual.repeat(view.sequences)[:, None]
         # Probabilities are at most 1, so added integers rank the groups of tokens of structural heads.
         newest = view.position >= view.segment.start
         if self.recent == "tail":

@@ -125,13 +125,11 @@ class HACKPlusPlus(Scored):
 
     def _score_structural(self, view: View) -> Tensor:
         """Return the calibrated prior of each slot's scale times the norm of its value, float32 [rows, slots]."""
-        norms = (
-            view.value_norms() if self.structural != "prior" else torch.ones((), device=view.position.device)
-        )
         if self.structural == "value":
-            return norms
+            return view.value_norms()
         prior = self.prior[view.layer, :, view.segment.index].to(view.position.device, non_blocking=True)
-        return prior.repeat(view.sequences, 1).gather(1, view.segment_ids.clamp(min=0)) * norms
+        scores = prior.repeat(view.sequences, 1).gather(1, view.segment_ids.clamp(min=0))
+        return scores if self.structural == "prior" else scores * view.value_norms()
 
 
 def count_read(attention_budget: float | int | None, spec: ModelSpec) -> int | None:

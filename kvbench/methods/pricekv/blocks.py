@@ -128,10 +128,8 @@ class PriceKVBlocks(Method):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Allocate lifetimes and, with a menu, precisions to all blocks."""
         super().prepare(spec, budget, artifact)
-        tensors, sources = (
-            require_artifact(artifact, "method=pricekv/blocks:"),
-            list_sources(spec, self.recent),
-        )
+        tensors = require_artifact(artifact, "method=pricekv/blocks:")
+        sources = list_sources(spec, self.recent)
         rest, own = set_aside(spec, budget, self.sinks, self.leading)
         self.problem = build_problem(
             tensors["error"], rest, own, sources, weights=self.weights, forced=self.sinks

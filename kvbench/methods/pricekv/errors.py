@@ -149,9 +149,8 @@ def measure_output_errors(masses: Tensor, outputs: Tensor, metric: Tensor | None
     """
     full = (masses[..., None] * outputs).sum(-2, keepdim=True)
     differences = (masses[..., None] * (outputs - full))[..., 1:, :]
-    gram = (
-        differences if metric is None else differences @ metric[:, :, None].to(differences)
-    ) @ differences.mT
+    projected = differences if metric is None else differences @ metric[:, :, None].to(differences)
+    gram = projected @ differences.mT
     squares, mass = gram[..., -1, -1:], masses[..., -1:]
     for source in range(gram.shape[-1] - 1):
         # Adding a source adds its square and twice its products with the current segment and the sources of the set.

@@ -12,16 +12,13 @@ def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeg
     Of scores, float32 [rows, slots], rows sequence-major, infinity is chosen first and -inf never. The even capacity of
     a head is one number or int64 [rows]; a sequence has `heads` rows. For the safeguard see `count_safe`.
     """
-    capacities = (
-        capacity
-        if isinstance(capacity, Tensor)
-        else torch.full((len(scores),), capacity, device=scores.device)
-    )
-    safe = choose_best(scores, count_safe(safeguard, capacities)) & (scores > -torch.inf)
+    if not isinstance(capacity, Tensor):
+        capacity = torch.full((len(scores),), capacity, device=scores.device)
+    safe = choose_best(scores, count_safe(safeguard, capacity)) & (scores > -torch.inf)
     # A head's own best slots rank above competing slots and below slots that never leave.
     ranked = scores.masked_fill(safe & (scores < torch.inf), torch.finfo(scores.dtype).max)
     together = ranked.unflatten(0, (-1, heads)).flatten(1)
-    chosen = choose_best(together, capacities.unflatten(0, (-1, heads)).sum(1))
+    chosen = choose_best(together, capacity.unflatten(0, (-1, heads)).sum(1))
     return chosen.view_as(scores) & (scores > -torch.inf)
 
 

@@ -177,10 +177,8 @@ def test_every_head_has_room_for_the_sinks(sinks: int, strict: bool) -> None:
 def test_published_shares_exceed_the_budget_inside_a_scale() -> None:
     artifact = patterns()
     mass = artifact.tensors["mass"]
-    mass[0, :, :5], mass[2, :, 5] = (
-        0,
-        0,
-    )  # the first layer grows after the last cached scale, the last one shrinks
+    # The first layer grows after the last cached scale, the last one shrinks.
+    mass[0, :, :5] = mass[2, :, 5] = 0
     method = ready("0.3", artifact, strict=False)
     cache = KVCache(SPEC, method, dtype=torch.float32)
     run(cache, tokens_of(SPEC, 2))
