@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="\n".join(["metrics:", *(f"  {name:<{width}}  {text}" for name, text in known.items())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("metrics", help="one or more of those below, with commas")
+    parser.add_argument("metrics", help="one or more metrics of the list below, separated by commas")
     parser.add_argument("folder", type=Path, help="images, or a run folder")
     parser.add_argument("reference", type=Path, nargs="?", help="references of paired metrics, by file name")
     parser.add_argument(
@@ -60,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a setting of conf/eval, such as batch=4 or kid.subsets=50",
     )
     parser.add_argument(
-        "--prompts", type=Path, help="texts of the images in natural order of their names (.txt, .jsonl)"
+        "--prompts",
+        type=Path,
+        help="prompts of the images in the natural order of their names (.txt, .jsonl)",
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="folder for the results as JSON")

@@ -41,12 +41,12 @@ def normalise(pixels: Tensor, mean: Sequence[float], sd: Sequence[float]) -> Ten
 
 
 def stack_pictures(pixels: Pixels, transform: Callable[[Image.Image], Tensor]) -> Tensor:
-    """Return the stacked transforms of images uint8 [N, H, W, 3]."""
+    """Return the stacked transforms [N, ...] of images uint8 [N, H, W, 3]."""
     return torch.stack([transform(Image.fromarray(image)) for image in pixels])
 
 
 def to_unit(pixels: Pixels, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return images uint8 [N, H, W, 3] as [N, 3, H, W] in [0, 1]."""
+    """Return images uint8 [N, H, W, 3] as `dtype` [N, 3, H, W] in [0, 1] on a device."""
     return torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).to(dtype) / 255
 
 

@@ -42,8 +42,8 @@ def read_metrics(name: str) -> dict[str, Settings]:
     path = known.get(name, Path(name))
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        members, own = content.pop("defaults", []), content
-        wrong = [key for key, settings in own.items() if "_target_" not in settings]
+        members = content.pop("defaults", [])
+        wrong = [key for key, settings in content.items() if "_target_" not in settings]
     except OSError:
         choices = suggest(name, sorted(known), "eval")
         raise ValueError(f"{name or 'empty name'}: no such metric or group{choices}") from None
@@ -57,7 +57,7 @@ def read_metrics(name: str) -> dict[str, Settings]:
     for member in members:
         sibling = path.with_name(f"{member}.yaml")
         metrics |= read_metrics(str(sibling) if sibling.is_file() else str(member))
-    return metrics | own
+    return metrics | content
 
 
 def change_settings(metrics: dict[str, Settings], change: str) -> None:
@@ -74,11 +74,11 @@ def change_settings(metrics: dict[str, Settings], change: str) -> None:
     if not equals:
         raise ValueError(f"--set {change}: NAME=VALUE is needed, such as batch=4")
     leaves = list(_leaves(metrics))
-    places = [(owner, key) for name, owner, key in leaves if setting in (name, name.partition(".")[2])]
-    if not places:
+    matches = [(owner, key) for name, owner, key in leaves if setting in (name, name.partition(".")[2])]
+    if not matches:
         known = ", ".join(name for name, _, _ in leaves) or "none"
         raise ValueError(f"--set {change}: no such setting; there are {known}")
-    for owner, key in places:
+    for owner, key in matches:
         try:
             owner[key] = _read(text, owner[key])
         except (KeyError, ValueError):
@@ -90,7 +90,8 @@ def build_metrics(metrics: dict[str, Settings]) -> list[Any]:
     """Return the evaluators for settings.
 
     Raises:
-        ValueError: a setting is set by run.py, or a class cannot be imported or rejects its settings.
+        ValueError: a setting is an interpolation, which only run.py resolves, or a class cannot be imported or rejects
+            its settings.
     """
     for name, owner, key in _leaves(metrics):
         if "${" in str(owner[key]):
@@ -105,7 +106,7 @@ def _list_files() -> list[Path]:
 
 
 def _leaves(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Settings, str]]:
-    """Yield the full name of each setting, its mapping, and its key in the mapping."""
+    """Yield each setting's full name, the mapping that contains it, and its key in the mapping."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{key}.")
@@ -114,7 +115,7 @@ def _leaves(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Setting
 
 
 def _read(text: str, before: object) -> object:
-    """Convert a text to the type of the previous value."""
+    """Convert a string to the type of the previous value; a KeyError or ValueError if it does not fit."""
     if isinstance(before, bool):
         return {"true": True, "false": False}[text.lower()]
     if isinstance(before, int | float):
@@ -128,13 +129,13 @@ def _build(settings: Any, key: str) -> Any:
         return [_build(item, key) for item in settings]
     if not isinstance(settings, dict):
         return settings
-    own = {name: _build(value, key) for name, value in settings.items() if name != "_target_"}
+    built = {name: _build(value, key) for name, value in settings.items() if name != "_target_"}
     if "_target_" not in settings:
-        return own
+        return built
     if settings["_target_"] in LOOKUP_TARGETS:
-        return import_target(own["path"], key)
+        return import_target(built["path"], key)
     target: Any = import_target(settings["_target_"], key)
     try:
-        return target(**own)
+        return target(**built)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{key}: {error}") from None

@@ -39,7 +39,7 @@ LIBRARIES = ("kvbench", "torch", "numpy", "scipy", "pillow", "torchvision")
 
 
 class SkipEvaluation(Exception):
-    """Raised by an evaluator that cannot score these samples."""
+    """The evaluator cannot score these samples."""
 
 
 @dataclass
@@ -50,11 +50,11 @@ class Result:
         evaluator: name of the evaluator.
         protocol: definition of the metric.
         status: ok, skipped (something is missing) or failed (an error).
-        reason: why the evaluator was skipped or failed, or a caveat.
+        reason: why the evaluator was skipped or failed, or a caveat; None if there is neither.
         metrics: specification of each metric by name.
         scores: scores by metric name; without values unless the status is ok.
-        samples: columns aligned with `index`. A column named after a metric holds its value for each sample, by which
-            two runs are compared.
+        samples: columns aligned with `index`; None for metrics of whole sets. A column named after a metric holds its
+            value for each sample, by which two runs are compared.
         needs_reference: whether the evaluator compares with a reference.
         provenance: images, reference, weights, settings, versions, device and time.
     """
@@ -78,7 +78,7 @@ class Result:
         return strict(whole)
 
     def entries(self) -> dict[str, Metric]:
-        """Return the metrics of this result as results.json has them, by name."""
+        """Return the result's entries under `metrics` of results.json, by name of the metric."""
         names = ("status", "reason", "evaluator", "protocol", "needs_reference")
         state = {name: getattr(self, name) for name in names}
         return {name: make_metric(score, self.metrics[name], **state) for name, score in self.scores.items()}
@@ -136,7 +136,7 @@ class Evaluator(Component, ABC):
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specifications of all metrics that it may return, by name: by default the metric and its parts."""
+        """Specifications of all metrics that `run` may return, by name: by default the metric and its parts."""
         return with_parts(self.metric, self.spec, self.part_names)
 
     def adapt(self, samples: Any) -> "Evaluator":
@@ -146,7 +146,7 @@ class Evaluator(Component, ABC):
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
         """Return the reference files, or folders of files, that scores depend on, by name.
 
-        A missing one is None, or a path that does not exist. `run` is the folder of the scored run.
+        A missing file is None, or a path that does not exist. `run` is the folder of the scored run.
         """
         return {}
 
@@ -157,7 +157,7 @@ class Evaluator(Component, ABC):
             ValueError: the key is missing or its value is malformed.
         """
         if self.required_meta is not None and meta.get(self.required_meta) is None:
-            raise ValueError(f"no {self.required_meta}, which other prompts have")
+            raise ValueError(f"no {self.required_meta}, which other prompts have; add it")
 
     @abstractmethod
     def run(self, samples: Any, reference: Any, device: str) -> Result:
@@ -179,7 +179,7 @@ def evaluate(
         samples: samples to score.
         reference: the same samples of the reference run.
         device: torch device.
-        same_seeds: refuse samples whose seeds differ from the reference.
+        same_seeds: require equal seeds of samples and reference.
 
     Raises:
         SampleSetError: samples and reference do not match.
@@ -221,9 +221,9 @@ def read_meta(samples: SampleSet, key: str, what: str, where: str) -> list[Any]:
     values = {index: samples.meta(index).get(key) for index in samples.indices}
     missing = [index for index, value in values.items() if value is None]
     if len(missing) == len(values):
-        raise SkipEvaluation(f"the prompts carry no {what}s {where}")
+        raise SkipEvaluation(f"the prompts have no {what}s {where}")
     if missing:
-        raise ValueError(f"sample {missing[0]} has no {what}, others have")
+        raise ValueError(f"sample {missing[0]} has no {what}, which other samples have; add it")
     return list(values.values())
 
 
@@ -239,12 +239,12 @@ def make_result(
     Args:
         evaluator: the evaluator of the scores.
         scores: scores by metric name.
-        samples: columns aligned with `index`, see `Result`.
+        samples: columns aligned with `index`, see `Result.samples`.
         weights: SHA-256 of the files used, by name.
         caveat: remark for readers of the scores.
 
     Raises:
-        ValueError: `evaluator.metrics` does not have one of the names.
+        ValueError: a name is not in `evaluator.metrics`.
     """
     if unknown := [name for name in scores if name not in evaluator.metrics]:
         raise ValueError(f"{evaluator.name}: `metrics` does not have {unknown[0]}")
@@ -266,7 +266,7 @@ def _evaluate(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | N
     except SkipEvaluation as skip:
         result = _result(evaluator, "skipped", str(skip))
         log.debug("%s skipped: %s", evaluator.name, skip)
-    except (WeightError, SampleSetError) as error:  # a file, not this program, is at fault
+    except (WeightError, SampleSetError) as error:  # a file is at fault, not the code
         result = _result(evaluator, "failed", str(error))
         log.error("%s failed: %s", evaluator.name, error)  # noqa: TRY400
     except Exception as error:  # keep the results of the other evaluators
@@ -290,7 +290,7 @@ def _find_obstacles(evaluator: Evaluator, samples: SampleSet, reference: SampleS
 def _result(
     evaluator: Evaluator, status: Status, reason: str | None, scores: Mapping[str, Score] | None = None
 ) -> Result:
-    """Return a result, by default without values."""
+    """Return a result; without `scores` all metrics have no value."""
     values = {name: Score(None) for name in evaluator.metrics} if scores is None else dict(scores)
     names, needs = (evaluator.name, evaluator.protocol), evaluator.needs_reference
     return Result(*names, status, reason, evaluator.metrics, values, needs_reference=needs)

@@ -77,7 +77,7 @@ def read_prompts(folders: Sequence[Path], partners: Sequence[Path]) -> dict[int,
 
     Args:
         folders: runs whose seeds may differ.
-        partners: run that each of them is compared with, or nothing.
+        partners: run that each of `folders` is compared with; empty without comparisons.
 
     Raises:
         SampleSetError: the runs have different prompts, or a run and its partner different samples.
@@ -146,22 +146,22 @@ def _compare_results(
 def compare_samples(
     column: str, spec: MetricSpec, ours: Rows, theirs: Rows, prompts: Mapping[int, str], *, answers: bool
 ) -> Score | None:
-    """Return the mean difference of a metric over samples, or None if no sample has a number on both sides.
+    """Return the mean difference of a metric over samples, or None if no sample has a value on both sides.
 
     Args:
         column: column of the metric.
         spec: the metric; its `strata` is a column too.
         ours: rows of one run.
         theirs: rows of the other run, of the same samples.
-        prompts: prompt of each sample, by which samples are resampled.
-        answers: samples are right or wrong answers or changes of them (`are_answers`).
+        prompts: prompt of each sample by index, by which samples are resampled.
+        answers: whether samples are right or wrong answers, or changes of such answers (`are_answers`).
     """
     pairs = {i: (ours[i].get(column), theirs[i].get(column)) for i in prompts if i in ours and i in theirs}
     known = {i: (float(a), float(b)) for i, (a, b) in pairs.items() if a is not None and b is not None}
     if not known:
         return None
     values = {i: a - b for i, (a, b) in known.items()}
-    whole = {-1.0, 0.0, 1.0}.issuperset(one for pair in known.values() for one in pair)
+    whole = {-1.0, 0.0, 1.0}.issuperset(value for pair in known.values() for value in pair)
     find_interval: Callable[..., Interval | None] = change_interval if answers and whole else bootstrap
     score = mean_score(list(values.values()), [prompts[i] for i in values], find_interval)
     if spec.strata is None:

@@ -18,7 +18,7 @@ class Component:
     """Base class of frozen dataclasses whose fields are settings, files (`Weight`, `Snapshot`) and components.
 
     Attributes:
-        paths: name of the setting with a file's path, by the field of the file; `path` for others.
+        paths: name of the setting that holds a file's path, by the file's field; other files use `path`.
 
     Raises:
         ValueError: a field declared with `setting` is below its minimum.
@@ -27,14 +27,14 @@ class Component:
     paths: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, minimum = getattr(self, one.name), one.metadata.get("minimum")
+        for declared in fields(self):
+            value, minimum = getattr(self, declared.name), declared.metadata.get("minimum")
             if minimum is not None and value < minimum:
-                raise ValueError(f"{one.name}={value}: must be at least {minimum}")
+                raise ValueError(f"{declared.name}={value}: must be at least {minimum}")
 
     @property
     def parts(self) -> "list[Component]":
-        """Return the fields that are components themselves."""
+        """Fields that are components themselves."""
         return [value for value in vars(self).values() if isinstance(value, Component)]
 
     @property
@@ -60,12 +60,12 @@ class Component:
         """Return the paths of its own files and folders, and the hashes of all files by name.
 
         Raises:
-            WeightError: a file is missing or has another hash.
+            WeightError: a file is missing or its hash differs.
         """
         paths: list[Path] = []
         hashes: dict[str, str] = {}
-        for one in self.files:
-            path, found = one.require()
+        for file in self.files:
+            path, sha256 = file.require()
             paths.append(path)
-            hashes |= {one.file: found} if isinstance(found, str) else found
+            hashes |= {file.file: sha256} if isinstance(sha256, str) else sha256
         return paths, hashes

@@ -52,9 +52,9 @@ class Crossed:
         mean: mean over the runs with an interval over prompts and runs, which needs values of samples, replicates or
             three runs.
         between: standard deviation between runs without the contribution of prompts; None without an interval.
-        df: degrees of freedom of the interval; None without one.
-        prompts_only: whether the interval is over prompts alone, as the one over prompts and runs is wider than the
-            metric's range (`kvbench.eval.protocol.ranges`).
+        df: degrees of freedom of the interval; None without an interval.
+        prompts_only: whether the interval is over prompts alone, because an interval over prompts and runs would be
+            wider than the metric's range (`kvbench.eval.protocol.ranges`).
     """
 
     mean: Metric
@@ -69,7 +69,7 @@ class _Runs:
 
     Attributes:
         records: results of each run.
-        bases: results of the run that is subtracted from each, or nothing.
+        bases: results of the run that is subtracted from each run; None if none is subtracted.
         prompts: prompt of each sample by index.
         choices: random choices of each run.
     """
@@ -114,7 +114,7 @@ def cross_runs(
             its own. If several kinds of choices differ, the widest of their intervals counts.
 
     Raises:
-        SampleSetError: the runs have different prompts, or a run and the one that is subtracted different samples.
+        SampleSetError: the runs have different prompts, or a run and its subtracted run different samples.
     """
     partners = [against] * len(folders) if isinstance(against, Path) else list(against or ())
     prompts = read_prompts(folders, partners)
@@ -123,8 +123,8 @@ def cross_runs(
     for path in sorted((folders[0] / "metrics").glob("*.json")):
         every = dict.fromkeys([*folders, *partners])
         paths = {folder: folder / "metrics" / path.name for folder in every}
-        if all(one.is_file() for one in paths.values()):
-            read = {folder: read_evaluator_results(one) for folder, one in paths.items()}
+        if all(file.is_file() for file in paths.values()):
+            read = {folder: read_evaluator_results(file) for folder, file in paths.items()}
             bases = [read[folder] for folder in partners] if partners else [None] * len(folders)
             runs = _Runs([read[folder] for folder in folders], bases, prompts, choices)
             for name in runs.records[0].scores:
@@ -207,7 +207,7 @@ def _find_interval(
     if len(table) < 2 or table.shape[1] < 2:
         return None
     interval, between = cross_interval(table, shares=shares)
-    averaged = [cross_interval(one, shares=shares)[0] for one in _average_choices(table, choices)]
+    averaged = [cross_interval(means, shares=shares)[0] for means in _average_choices(table, choices)]
     interval = max(averaged, key=_width, default=interval)
     if limits is None:
         return _Found(interval, between)
@@ -219,10 +219,9 @@ def _find_interval(
 
 def _average_choices(table: Floats, choices: Sequence[Choice]) -> list[Floats]:
     """Return a table [prompts, levels] for each kind of choices that differs, averaged over the runs of a level."""
-    every = [number_clusters(kind) for kind in zip(*choices, strict=True)]
     return [
         np.stack([table[:, levels == level].mean(1) for level in range(int(levels.max()) + 1)], 1)
-        for levels in every
+        for levels in map(number_clusters, zip(*choices, strict=True))
         if levels.max() > 0
     ]
 
@@ -238,7 +237,7 @@ def _widen_change(
     rows = zip(groups, data, clusters, strict=True)
     members = split_groups((group, value, cluster) for group, values, cluster in rows for value in values)
     means = [float(np.mean(values)) for values, _ in members.values()]
-    intervals = [change_interval(*one) for one in members.values()]
+    intervals = [change_interval(*stratum) for stratum in members.values()]
     change = intervals[0] if len(intervals) == 1 else combine_strata(means, intervals)
     if change is None or _width(found.interval) > _width(change):
         return found
@@ -267,16 +266,16 @@ def _read_column(name: str, record: EvaluatorResults, base: EvaluatorResults | N
 
 
 def _spread_replicates(scores: Sequence[Score]) -> Floats | None:
-    """Return a table [parts, runs] of pseudo-values as `sum_clusters`, or None if the parts differ."""
+    """Return a table [parts, runs] of pseudo-values like `sum_clusters`, or None if the parts differ."""
     columns = []
     for score in scores:
-        own, first = score.replicates, scores[0].replicates
-        if own is None or first is None or score.value is None or None in own.values:
+        replicates, first = score.replicates, scores[0].replicates
+        if replicates is None or first is None or score.value is None or None in replicates.values:
             return None
-        if (own.method, len(own.values)) != (first.method, len(first.values)):
+        if (replicates.method, len(replicates.values)) != (first.method, len(first.values)):
             return None
-        parts = np.array(own.values, np.float64)
-        columns.append(score.value + own.spread * len(parts) ** 0.5 * (parts.mean() - parts))
+        parts = np.array(replicates.values, np.float64)
+        columns.append(score.value + replicates.spread * len(parts) ** 0.5 * (parts.mean() - parts))
     return np.stack(columns, 1)
 
 
@@ -310,8 +309,8 @@ def cross_interval(table: Floats, *, shares: bool = False) -> tuple[Interval, fl
     A negative variance of an effect becomes zero, so the standard error is at least the standard error of the row means
     and of the column means. The standard deviation between columns excludes the residual of the cells.
 
-    Two runs that differ no more than their residuals have the degrees of freedom of the prompts: their own one would
-    give an interval several times as wide as needed.
+    Two runs that differ no more than their residuals get the degrees of freedom of the prompts: the single one of two
+    runs would give an interval several times as wide as needed.
 
     Args:
         table: [prompts, runs], two or more of each.

@@ -12,7 +12,7 @@ DIGITS = 16
 """Number of hexadecimal digits of a digest."""
 
 Inputs = Mapping[str, str | None]
-"""Digest of everything that an evaluator reads, by name: `prompts.answer`, `statistics`. None if it cannot be read."""
+"""Digest of each input of an evaluator by name, such as `prompts.answer` or `statistics`; None if it is unreadable."""
 
 
 def hash_inputs(evaluator: Evaluator, metadata: Sequence[Mapping[str, object]], run: Path) -> Inputs:
@@ -35,7 +35,7 @@ def hash_inputs(evaluator: Evaluator, metadata: Sequence[Mapping[str, object]], 
 
 
 def find_changes(stored: Mapping[str, str], inputs: Inputs) -> list[str]:
-    """Return the names of the inputs that changed since a result was stored; what cannot be read now is unchanged."""
+    """Return the names of inputs that changed since a result was stored; unreadable inputs count as unchanged."""
     names = dict.fromkeys((*stored, *inputs))
     unreadable = {name for name, digest in inputs.items() if digest is None}
     return [name for name in names if name not in unreadable and stored.get(name) != inputs.get(name)]

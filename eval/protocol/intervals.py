@@ -13,16 +13,16 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-RESAMPLES = 2000
+RESAMPLES = 2000  # bootstrap resamples of a mean
 STATISTIC_RESAMPLES = 500
-"""Resamples of a statistic that is computed anew for each."""
-GROUPS = 20
+"""Bootstrap resamples of a statistic that is computed anew for each."""
+GROUPS = 20  # maximum number of groups of a jackknife
 MIN_GROUPS = 5  # fewer groups give a poor standard error
 SEED = 0
 NORMAL_QUANTILE = 1.959964  # 97.5 % quantile of the normal distribution
 NORMAL_CLUSTERS = 50
 """Number of clusters from which the normal distribution replaces Student's."""
-MAX_DRAWS = 1 << 24  # maximum numbers drawn at once
+MAX_DRAWS = 1 << 24  # maximum number of random integers in memory
 
 Floats = NDArray[np.float64]
 Group = TypeVar("Group", bound=Hashable)
@@ -83,9 +83,9 @@ class Interval:
         high: upper end.
         se: standard error.
         method: description of the method.
-        replicates: replicates behind the interval, if they are recorded.
+        replicates: replicates behind the interval; None if they are not recorded.
         bias: jackknife estimate of the bias from the number of samples, which the interval does not correct.
-        df: degrees of freedom of Student's quantile, for intervals over several runs.
+        df: degrees of freedom of Student's quantile, for intervals over several runs; else None.
     """
 
     low: float
@@ -175,7 +175,7 @@ def combine_strata(values: Sequence[float], intervals: Sequence[Interval | None]
     pairs = list(zip(values, known, strict=True))
     below, above, se = (
         math.hypot(*distances) / count
-        for distances in zip(*((v - one.low, one.high - v, one.se) for v, one in pairs), strict=True)
+        for distances in zip(*((v - i.low, i.high - v, i.se) for v, i in pairs), strict=True)
     )
     return Interval(centre - below, centre + above, se, f"stratified {known[0].method}")
 
@@ -193,48 +193,41 @@ def split_groups(
 
 
 def are_classes(clusters: Sequence[Hashable]) -> bool:
-    """Return whether prompts are class numbers, which are a fixed set and not a sample."""
+    """Return whether prompts are class numbers, which are a fixed set instead of a sample."""
     return all(isinstance(cluster, str) and cluster.isdigit() for cluster in clusters)
 
 
-def assign_groups(clusters: Sequence[Hashable], groups: int = GROUPS) -> NDArray[np.int64]:
-    """Return the group of each sample, int64 [samples].
+def assign_groups(clusters: Sequence[Hashable]) -> NDArray[np.int64]:
+    """Return the group of each sample, int64 [samples], from the prompt or class number of each sample.
 
-    Prompts are a sample: whole prompts are assigned in seeded random order to at most `groups` groups. Classes are not
-    a sample: each class is spread over all groups, whose number is the largest from 5 to `groups` that divides the size
-    of every class, if there is one.
-
-    Args:
-        clusters: prompt or class number of each sample.
-        groups: maximum number of groups.
+    Prompts are a sample: whole prompts are assigned in seeded random order to at most `GROUPS` groups. Classes are not
+    a sample: each class is spread over all groups, whose number is the largest from `MIN_GROUPS` to `GROUPS` that
+    divides the size of every class, or `GROUPS` if none does.
     """
     rng = np.random.default_rng(SEED)
     if not are_classes(clusters):
         members = number_clusters(clusters)
         count = int(members.max()) + 1
-        dealt: NDArray[np.int64] = rng.permutation(count) % min(groups, count)
+        dealt: NDArray[np.int64] = rng.permutation(count) % min(GROUPS, count)
         return dealt[members]
     common = math.gcd(*Counter(clusters).values())
-    even = [number for number in range(MIN_GROUPS, groups + 1) if common % number == 0]
+    even = [number for number in range(MIN_GROUPS, GROUPS + 1) if common % number == 0]
     # Samples are dealt one class after another, each in random order.
     order = rng.permutation(len(clusters))
     order = order[np.argsort(number_clusters(clusters)[order], kind="stable")]
     assigned = np.empty(len(clusters), np.int64)
-    assigned[order] = np.arange(len(clusters)) % min(max(even, default=groups), len(clusters))
+    assigned[order] = np.arange(len(clusters)) % min(max(even, default=GROUPS), len(clusters))
     return assigned
 
 
 def leave_out(
-    statistic: Callable[[NDArray[np.int64]], float], clusters: Sequence[Hashable], groups: int = GROUPS
+    statistic: Callable[[NDArray[np.int64]], float], clusters: Sequence[Hashable]
 ) -> Replicates | None:
     """Return the replicates of a delete-a-group jackknife, or None if fewer than two samples remain.
 
-    Args:
-        statistic: function from the positions of the kept samples to the value.
-        clusters: see `assign_groups`.
-        groups: maximum number of groups.
+    `statistic` returns the value from the positions of the kept samples, `clusters` is as in `assign_groups`.
     """
-    dealt = assign_groups(clusters, groups)
+    dealt = assign_groups(clusters)
     rest = [np.flatnonzero(dealt != group) for group in range(int(dealt.max()) + 1)]
     if min(map(len, rest)) < 2:
         return None
@@ -244,7 +237,7 @@ def leave_out(
 def jackknife(
     statistic: Callable[[NDArray[np.int64]], float], value: float, clusters: Sequence[Hashable]
 ) -> Interval | None:
-    """Return the jackknife interval around `value`, the statistic of all samples; None without replicates.
+    """Return the jackknife interval around `value`, the statistic of all samples; None if `leave_out` returns None.
 
     The interval covers the variation between sets of n samples. The effect of n itself (a FID falls with n) is
     estimated by `bias`, (groups - 1) x (mean of the replicates - value), up to terms of 1 / n^2 (Quenouille, 1956).
@@ -259,10 +252,10 @@ def jackknife(
 def resample_statistic(
     statistic: Callable[[NDArray[np.int64]], float], value: float, clusters: Sequence[Hashable]
 ) -> Interval | None:
-    """Return the percentile bootstrap of a statistic that is not a function of means, such as a quantile.
+    """Return the percentile bootstrap of a statistic that is not a function of means; None below two clusters.
 
     Whole clusters are drawn with replacement. The interval is widened for few clusters as by `bootstrap`. Its
-    replicates give differences between runs of the same clusters an interval. None below two clusters.
+    replicates give differences between runs of the same clusters an interval.
 
     Args:
         statistic: function from the positions of samples, some of them several times, to the value.
@@ -273,16 +266,16 @@ def resample_statistic(
     count = int(members.max()) + 1
     if count < 2:
         return None
-    places = [np.flatnonzero(members == cluster) for cluster in range(count)]
+    positions = [np.flatnonzero(members == cluster) for cluster in range(count)]
     drawn = np.random.default_rng(SEED).integers(count, size=(STATISTIC_RESAMPLES, count))
-    estimates = np.array([statistic(np.concatenate([places[cluster] for cluster in row])) for row in drawn])
+    estimates = np.array([statistic(np.concatenate([positions[i] for i in row])) for row in drawn])
     method = f"bootstrap {STATISTIC_RESAMPLES} seed {SEED}"
     replicates = Replicates(tuple(estimates.tolist()), _find_factor(count), method)
     return replace(_widen(percentile_interval(estimates, method), value, count), replicates=replicates)
 
 
 def _find_factor(clusters: int) -> float:
-    """Return by how much an interval of so few clusters is widened."""
+    """Return the factor by which an interval of few clusters is widened."""
     return math.sqrt(clusters / (clusters - 1)) * find_quantile(clusters) / NORMAL_QUANTILE
 
 
@@ -294,9 +287,9 @@ def _widen(interval: Interval, value: float, clusters: int) -> Interval:
 
 
 def number_clusters(clusters: Sequence[Hashable]) -> NDArray[np.int64]:
-    """Return the number of each sample's cluster, int64 [samples], from 0 in order of appearance."""
-    numbers: dict[Hashable, int] = {}
-    return np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters], np.int64)
+    """Return the index of each sample's cluster, int64 [samples], from 0 in order of appearance."""
+    indices: dict[Hashable, int] = {}
+    return np.array([indices.setdefault(cluster, len(indices)) for cluster in clusters], np.int64)
 
 
 def share_interval(
@@ -310,8 +303,8 @@ def share_interval(
 
     Args:
         values: value of each sample, from 0 to `whole`.
-        clusters: cluster (prompt) of each sample; by default each sample is a cluster.
-        whole: value of a correct sample, 100 for per cent.
+        clusters: cluster (prompt) of each sample; None makes each sample a cluster.
+        whole: value of a correct sample, 100 for percentages.
     """
     data = np.asarray(values, np.float64) / whole
     members = number_clusters(range(len(data)) if clusters is None else clusters)

@@ -1,4 +1,4 @@
-"""Exchange of files with a benchmark's own program: export of images, then import of its results."""
+"""Exchange of files with a benchmark's official code: export of images, then import of its results."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from kvbench.core.files import read_text
 from kvbench.eval.files.images import ImageSet
@@ -15,11 +15,10 @@ from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import Score
 
-T = TypeVar("T")
 Groups = Mapping[Any, Sequence[int]]
-"""Indices of the images of each picture that the program reads, by what it calls the picture."""
+"""Indices of the images in each picture that the official code reads, by its name for the picture."""
 Imported = tuple[Mapping[str, Score], Mapping[str, Sequence[object]], str | None]
-"""Scores, columns and caveat as in `make_result`."""
+"""Scores, columns and caveat, as for `make_result`."""
 SAVE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     ".png": {"compress_level": 1},
     ".webp": {"lossless": True, "method": 0},
@@ -29,18 +28,18 @@ SAVE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class OfficialProgram(Evaluator):
-    """Base class of metrics by a benchmark's own program, which has a folder of its own in every run.
+    """Base class of metrics by a benchmark's official code, which has a folder in every run.
 
-    The first call exports the images, and the result says which command to run. If the setting `switch` is true, the
-    results of the program are read.
+    The first call exports the images, and the reason of the result says which command to run. If the setting `switch`
+    is true, the results of the official code are read.
 
     Attributes:
         folder: name of the folder, and of the evaluator in conf/eval.
-        results: file or folder of the results in it.
-        switch: name of the setting.
+        results: file or folder of the results, in `folder`.
+        switch: name of the setting that reads results.
         picture: path of a picture in the folder, where {0} is its name.
-        steps: what to do for the results: {folder}, {path} of the results, {count} of the images of a picture, their
-            {side} in pixels, {grid} of columns and rows.
+        steps: instructions for making the results, with {folder}, {path} of the results, {count} of images in a
+            picture, {side} of an image in pixels, and {grid} of columns and rows.
     """
 
     folder: ClassVar[str]
@@ -54,19 +53,19 @@ class OfficialProgram(Evaluator):
         """Return the images of each picture.
 
         Raises:
-            ValueError: the program cannot read such a run.
+            ValueError: the official code cannot read such a run.
         """
 
     @abstractmethod
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
-        """Return scores, columns of the samples and a caveat, if any, from the results of the program.
+        """Return scores, columns of the samples and a caveat, if any, from the results of the official code.
 
         Raises:
             ValueError: the results are of other images.
         """
 
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
-        """Return the path of the program's results by name if they are read, for the digest of inputs."""
+        """Return the path of the results by name if they are read, for the digest of inputs."""
         return {self.switch: run / self.folder / self.results} if getattr(self, self.switch) else {}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
@@ -74,7 +73,7 @@ class OfficialProgram(Evaluator):
 
         Raises:
             SkipEvaluation: the images were exported; the reason says what to run.
-            FileNotFoundError: results shall be read and are missing.
+            FileNotFoundError: `switch` is true and the results are missing.
         """
         groups = self.group(images)
         folder = images.folder.resolve() / self.folder
@@ -91,14 +90,14 @@ class OfficialProgram(Evaluator):
         return make_result(self, scores, columns, {file.name: file_sha256(file) for file in files}, caveat)
 
     def instruct(self, images: ImageSet, groups: Groups, folder: Path) -> str:
-        """Return the instructions for making the program's results."""
+        """Return `steps` with the values of a run."""
         count, side = max(map(len, groups.values())), images.samples[images.indices[0]].size[0]
         grid, path = f"{min(count, 2)},{-(-count // 2)}", folder / self.results
         return self.steps.format(folder=folder, path=path, count=count, side=side, grid=grid)
 
     def export(self, images: ImageSet, groups: Groups, folder: Path) -> None:
-        """Write every picture: a PNG of one image is its file, others have the images in rows of two."""
-        shutil.rmtree(folder / "images", ignore_errors=True)  # the programs read all files in the folder
+        """Write every picture: a PNG of one image is the image's file, any other picture has rows of two images."""
+        shutil.rmtree(folder / "images", ignore_errors=True)  # official code reads all files in the folder
         for name, indices in groups.items():
             target = folder / self.picture.format(name)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +114,7 @@ def check_names(path: Path, found: Collection[str], known: Collection[str], *, s
         path: the results.
         found: names in the results.
         known: names in the run.
-        spare: number of names that may be missing.
+        spare: maximum number of names that may be missing.
 
     Raises:
         ValueError: results have a name that the run lacks, or lack more than `spare` of its names.

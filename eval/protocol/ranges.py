@@ -25,17 +25,17 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("perplexity", "is", "vendi"), (1.0, math.inf)),
     **dict.fromkeys(("dpg", "unigenbench", "geneval2"), (0.0, 100.0)),
 }
-"""Smallest and largest value by metric, or by the first words of its name; an end may be infinite."""
+"""Smallest and largest value by name of the metric, or by the first words of the name; an end may be infinite."""
 
 
 def find_range(name: str) -> Range | None:
-    """Return the smallest and largest value of a metric or of a part of it; None without bounds."""
+    """Return the smallest and largest value of a metric or of its part; None if it has no bounds."""
     words = re.split(r"[/\[]", name)[0].split("_")
     starts = ("_".join(words[:count]) for count in range(len(words), 0, -1))
     return next((RANGES[start] for start in starts if start in RANGES), None)
 
 
 def find_difference_range(name: str) -> Range | None:
-    """Return the smallest and largest difference of two values of a metric; None without bounds."""
+    """Return the smallest and largest difference of two values of a metric; None if it has no bounds."""
     limits = find_range(name)
     return limits and (limits[0] - limits[1], limits[1] - limits[0])

@@ -37,25 +37,25 @@ def strict(value: Mapping[str, object]) -> dict[str, object]:
     return {**whole, "nonfinite": count} if count else whole
 
 
-def read_fields(kind: type[T], values: object, place: str = "") -> T:
+def read_fields(kind: type[T], values: object, path: str = "") -> T:
     """Build a dataclass and its nested dataclasses from JSON values.
 
-    Unknown names are ignored: newer versions of a schema add fields.
+    Unknown keys are ignored: newer versions of a schema add fields.
 
     Args:
         kind: the dataclass, with fields of JSON types, optionals, literals, tuples, mappings and dataclasses.
         values: JSON object.
-        place: path of the values in their file, for errors.
+        path: keys that lead to the values in their file, such as `memory.peak`, for errors.
 
     Raises:
-        ValueError: a value is missing or has another type; the message names its place.
+        ValueError: a value is missing or has another type; the message names its path.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"{place or 'the whole'} is {_shorten(values)}, not an object")
+        raise ValueError(f"{path or 'the whole'} is {_shorten(values)}, not an object")
     assert is_dataclass(kind)
     arguments = {}
     for field in _fields(kind):
-        where = f"{place}.{field.name}" if place else field.name
+        where = f"{path}.{field.name}" if path else field.name
         if field.name in values:
             arguments[field.name] = _read(field.type, values[field.name], where)
         elif field.default is MISSING and field.default_factory is MISSING:
@@ -63,32 +63,32 @@ def read_fields(kind: type[T], values: object, place: str = "") -> T:
     return kind(**arguments)
 
 
-def _read(kind: Any, value: object, place: str) -> object:
+def _read(kind: Any, value: object, path: str) -> object:
     if type(value) is kind:  # the common case, which has to be fast
         return value
     if isinstance(kind, UnionType):
-        [other] = [one for one in _get_args(kind) if one is not NoneType]
-        return None if value is None else _read(other, value, place)
+        [other] = [option for option in _get_args(kind) if option is not NoneType]
+        return None if value is None else _read(other, value, path)
     if is_dataclass(kind) and isinstance(kind, type):
-        return read_fields(kind, value, place)
+        return read_fields(kind, value, path)
     origin: Any = _get_origin(kind)
     inner = _get_args(kind)
     if origin is tuple and isinstance(value, list):
-        return _read_tuple(inner, value, place)
+        return _read_tuple(inner, value, path)
     if origin is Mapping and isinstance(value, Mapping):
-        return {key: _read(inner[1], item, f"{place}.{key}") for key, item in value.items()}
+        return {key: _read(inner[1], item, f"{path}.{key}") for key, item in value.items()}
     if kind is float and type(value) is int and abs(value) <= MAX_INTEGER:
         return float(value)
     if kind is object or value in inner:  # `inner` holds the values of a literal
         return value
-    raise ValueError(f"{place} is {_shorten(value)}, not {kind if inner else kind.__name__}")
+    raise ValueError(f"{path} is {_shorten(value)}, not {kind if inner else kind.__name__}")
 
 
-def _read_tuple(inner: tuple[Any, ...], value: list[object], place: str) -> tuple[object, ...]:
+def _read_tuple(inner: tuple[Any, ...], value: list[object], path: str) -> tuple[object, ...]:
     kinds = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
     if len(kinds) != len(value):
-        raise ValueError(f"{place} has {len(value)} values, not {len(kinds)}")
-    return tuple(_read(one, item, place) for one, item in zip(kinds, value, strict=True))
+        raise ValueError(f"{path} has {len(value)} values, not {len(kinds)}")
+    return tuple(_read(kind, item, path) for kind, item in zip(kinds, value, strict=True))
 
 
 def _shorten(value: object) -> str:

@@ -44,8 +44,8 @@ class MetricSpec:
 
 def with_parts(name: str, whole: MetricSpec, parts: Iterable[str]) -> dict[str, MetricSpec]:
     """Return the specifications of a metric and its parts, `<name>/<part>`, which are details without strata."""
-    part = replace(whole, detail=True, strata=None)
-    return {name: whole} | {f"{name}/{one}": part for one in parts}
+    spec = replace(whole, detail=True, strata=None)
+    return {name: whole} | {f"{name}/{part}": spec for part in parts}
 
 
 @dataclass
@@ -135,8 +135,8 @@ def mean_score(
 
     Args:
         values: value of each sample.
-        clusters: cluster (prompt) of each sample; by default each sample is a cluster.
-        find_interval: function from values and clusters to the interval.
+        clusters: cluster (prompt) of each sample; None makes each sample a cluster.
+        find_interval: function from values and clusters to the interval, or to None.
     """
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return with_interval(Score(float(np.mean(values)), len(values), sd), find_interval(values, clusters))
@@ -178,7 +178,7 @@ def cut_interval(score: Score, bounds: tuple[float, float] | None) -> Score:
 
 
 def with_interval(score: Score, interval: Interval | None) -> Score:
-    """Return the score with an interval, if there is one."""
+    """Return the score with an interval, or unchanged without one."""
     if interval is None:
         return score
     ends, how = (interval.low, interval.high), interval.method

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 NARROWEST = 64
-"""Number of samples at which `normal_sequence` is narrowest by default."""
+"""Number of samples at which `normal_sequence` is narrowest for its error."""
 MAX_BET = 0.75
+"""Upper bound c of the bets in `bounded_sequence`; the paper suggests 1/2 or 3/4."""
 
 
-def normal_sequence(values: Floats, error: float, narrowest: int = NARROWEST) -> tuple[Floats, Floats]:
-    """Return the interval of a mean after all values, from an asymptotic confidence sequence.
+def normal_sequence(values: Floats, error: float) -> tuple[Floats, Floats]:
+    """Return both ends [...] of each mean's interval after all values, from an asymptotic confidence sequence.
 
     The sequence is Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (arXiv:2103.06476), Theorem 2.2, for independent
     samples with a finite variance. It covers the mean at all times from the first look on with a probability that
@@ -25,11 +26,10 @@ def normal_sequence(values: Floats, error: float, narrowest: int = NARROWEST) ->
     Args:
         values: `[..., samples]`, two or more samples of each mean, in the order in which they were drawn.
         error: probability that the mean is ever outside, 0 to 1.
-        narrowest: number of samples at which the interval is narrowest for its error.
     """
     count = values.shape[-1]
     tuned = -2 * math.log(error)
-    rho2 = (tuned + math.log(tuned + 1)) / narrowest
+    rho2 = (tuned + math.log(tuned + 1)) / NARROWEST
     scale = 2 * (count * rho2 + 1) / (count**2 * rho2) * math.log(math.sqrt(count * rho2 + 1) / error)
     reach = values.std(-1) * math.sqrt(scale)
     mean = values.mean(-1)
@@ -37,10 +37,10 @@ def normal_sequence(values: Floats, error: float, narrowest: int = NARROWEST) ->
 
 
 def bounded_sequence(values: Floats, error: float, low: float, high: float) -> tuple[Floats, Floats]:
-    """Return the interval of a mean of bounded values after all of them, valid at every number of samples.
+    """Return both ends [...] of the interval of each mean of bounded values, valid at every number of samples.
 
-    The sequence is the empirical Bernstein one of Waudby-Smith and Ramdas (arXiv:2010.09686), Theorem 2, with its
-    predictable plug-in bets. It assumes no distribution: the values are between `low` and `high`.
+    This is the empirical Bernstein sequence of Waudby-Smith and Ramdas (arXiv:2010.09686), Theorem 2, with its
+    predictable plug-in bets. It assumes only that values are from `low` to `high`.
 
     Args:
         values: `[..., samples]`, samples of each mean in the order in which they were drawn.
@@ -49,7 +49,7 @@ def bounded_sequence(values: Floats, error: float, low: float, high: float) -> t
         high: largest possible value.
 
     Raises:
-        ValueError: a value is not between the two.
+        ValueError: a value is not from `low` to `high`.
     """
     if not (low <= values.min() and values.max() <= high):
         raise ValueError(f"values lie in {values.min():g}..{values.max():g}, not in {low:g}..{high:g}")
@@ -67,6 +67,6 @@ def bounded_sequence(values: Floats, error: float, low: float, high: float) -> t
 
 
 def _shift(values: Floats, first: float) -> Floats:
-    """Return what was known before each sample."""
+    """Shift values [..., samples] by one sample, `first` in front."""
     start = np.full_like(values[..., :1], first)
     return np.concatenate((start, values[..., :-1]), -1)

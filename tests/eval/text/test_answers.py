@@ -157,7 +157,7 @@ def test_lengths_and_cuts(tmp_path: Path) -> None:
 
 def test_prompts_without_answers_are_skipped_and_some_without_are_wrong(tmp_path: Path) -> None:
     none, some = (make(tmp_path / str(n), OURS, [{"answer": 1}] * n + [{}] * (6 - n)) for n in (0, 1))
-    assert "the prompts carry no answers (" in reason(ExactAnswer(), "skipped", none)
+    assert "the prompts have no answers (" in reason(ExactAnswer(), "skipped", none)
     assert "sample 1 has no answer" in reason(ExactAnswer(), "failed", some)
 
 
