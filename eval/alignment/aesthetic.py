@@ -19,7 +19,7 @@ HEAD = Weight.at(
 
 @dataclass(frozen=True)
 class Aesthetic(PromptScore):
-    """`iqa[laion-aesthetic-v2]`: predicted rating of the image, about 1 to 10, without prompt and reference.
+    """`iqa[laion-aesthetic-v2]`: predicted rating of an image, about 1 to 10, without prompt or reference.
 
     OpenAI's ViT-L-14 with its own transform (shorter side to 224 pixels, PIL, bicubic, centre crop), unit length, then
     the predictor's linear layers. Float32.
@@ -52,7 +52,7 @@ class Aesthetic(PromptScore):
             lacks = f"it has no {error.args[0]}"
             raise ValueError(f"{head} does not hold LAION's aesthetic predictor: {lacks}") from None
 
-        def score(pixels: Pixels, prompts: Sequence[str]) -> Tensor:  # noqa: ARG001 - others read them
+        def score(pixels: Pixels, prompts: Sequence[str]) -> Tensor:  # noqa: ARG001 - other scorers read them
             vectors = clip.images(stack_pictures(pixels, clip.transform))
             with full_float32():
                 return rate(vectors)

@@ -22,12 +22,12 @@ OPENAI_VIT_L_14 = Weight.at(
     "https://openaipublic.azureedge.net/clip/models/"
     "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14.pt",
     "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",
-    places=("~/.cache/clip",),
+    caches=("~/.cache/clip",),
 )
 HEAD_LAYERS = (0, 2, 4, 6, 7)
-"""Numbers of the linear layers of a predictor of ratings; there is only dropout between them."""
+"""Indices of the linear layers in a rating head; only dropout lies between them."""
 SHAPE_BUFFERS = ("input_resolution", "context_length", "vocab_size")
-"""Numbers that OpenAI's archives store as tensors."""
+"""Scalars that OpenAI's archives store as tensors."""
 
 
 class Clip:
@@ -38,7 +38,7 @@ class Clip:
         file: weights, whose hash the caller has checked.
         device: torch device.
         quick_gelu: use activations x sigmoid(1.702 x), as in OpenAI's networks. open_clip uses GELU by default,
-            which changes the numbers without an error, so the network is checked.
+            which changes the vectors without an error, so the network is checked.
         scripted: see `read_state`.
 
     Raises:
@@ -70,20 +70,20 @@ class Clip:
 
     @torch.inference_mode()
     def images(self, pixels: Tensor) -> Tensor:
-        """Return unit vectors [N, D] of transformed images float32 [N, 3, side, side]."""
+        """Return unit vectors float32 [N, D] of transformed images float32 [N, 3, side, side]."""
         with full_float32():
             return F.normalize(self._network.encode_image(pixels.to(self._device)), dim=-1)
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str]) -> Tensor:
-        """Return unit vectors [N, D] of texts, which are cut to the network's length."""
+        """Return unit vectors float32 [N, D] of texts, which are cut to the network's context length."""
         with full_float32():
             tokens = self._tokenize(list(texts)).to(self._device)
             return F.normalize(self._network.encode_text(tokens), dim=-1)
 
 
 def cosines(clip: Clip, pictures: Tensor, prompts: Sequence[str]) -> Tensor:
-    """Return the cosine [N] between each transformed image, float32 [N, 3, side, side], and its prompt."""
+    """Return the cosine float32 [N] between each transformed image, float32 [N, 3, side, side], and its prompt."""
     return (clip.images(pictures) * clip.texts(prompts)).sum(-1)
 
 
@@ -95,7 +95,7 @@ def read_state(file: Path, *, scripted: bool = False) -> Mapping[str, Tensor]:
         scripted: read TorchScript archives too. Reading runs their code, so the hash must be checked before.
 
     Raises:
-        ValueError: the file has none of these formats.
+        ValueError: the file has none of these formats, or is a TorchScript archive without `scripted`.
     """
     if _is_torchscript(file) and not scripted:
         raise ValueError(
@@ -117,13 +117,13 @@ def read_state(file: Path, *, scripted: bool = False) -> Mapping[str, Tensor]:
 
 
 def read_head(state: Mapping[str, Tensor], prefix: str, device: str) -> Callable[[Tensor], Tensor]:
-    """Return the linear layers that predict a rating [N] from vectors [N, D]; a KeyError if one is missing.
+    """Return a function from vectors float32 [N, D] to ratings [N]; a KeyError if one of its layers is missing.
 
     `prefix` begins the layers' names in `state`.
     """
     layers = [
-        [state[f"{prefix}{number}.{part}"].to(device, torch.float32) for part in ("weight", "bias")]
-        for number in HEAD_LAYERS
+        [state[f"{prefix}{index}.{part}"].to(device, torch.float32) for part in ("weight", "bias")]
+        for index in HEAD_LAYERS
     ]
 
     def rate(vectors: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _is_torchscript(file: Path) -> bool:
 class ClipScore(PromptScore):
     """`clip_score[<model>]`: 100 x cosine between image and prompt, not below 0 (Hessel et al., arXiv:2104.08718).
 
-    The network's own transform: resize of the shorter side (PIL, bicubic) and centre crop. Float32.
+    Images get the network's own transform: resize of the shorter side (PIL, bicubic) and centre crop. Float32.
 
     Attributes:
         model: architecture in open_clip, part of the metric's name.

@@ -25,7 +25,7 @@ class Question:
     """One question about an item.
 
     Attributes:
-        number: number within the item.
+        number: `proposition_id` of the question, unique within the item.
         text: the question.
         kind: its proposition, such as `attribute - color (dog, red)`.
         parents: numbers of the questions that need a yes before this one counts.
@@ -45,7 +45,7 @@ class Question:
 def void_answers(questions: Sequence[Question], yes: Mapping[int, bool]) -> dict[int, bool]:
     """Return whether each answer about an image counts, by number.
 
-    A yes is void if a parent has no valid yes. Questions are checked in order, so later parents are not.
+    A yes is void unless all parents count; a parent that comes later counts by its raw answer.
 
     Raises:
         KeyError: a parent is not one of the questions.
@@ -58,7 +58,7 @@ def void_answers(questions: Sequence[Question], yes: Mapping[int, bool]) -> dict
 
 
 def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Question]]:
-    """Return the questions of dpg_bench.csv by item; `official` leaves out the first one, as the authors' program does.
+    """Return the questions of dpg_bench.csv by item; `official` leaves out the first one, as the official code does.
 
     Raises:
         ValueError: a column is missing, a line is malformed, there is no question, or (unless `official`) one depends
@@ -83,7 +83,7 @@ class Dpg(Evaluator):
         vqa: model that answers the questions; only `yes` counts.
         vqa_name: name of the model, part of the metric's name.
         questions: path of dpg_bench.csv, if it is not in $KVBENCH_WEIGHTS.
-        official: follow the quirks of the authors' program: the file's first question is left out, and so is every
+        official: follow the quirks of the official code: the file's first question is left out, and so is every
             item with questions that depend on it; categories use each prompt's last image, without voiding.
             Otherwise nothing is left out, and categories use the answers that count on all images.
         table: the file of questions.
@@ -121,22 +121,22 @@ class Dpg(Evaluator):
         with loading(self.vqa.weights):
             answer, hashes = self.vqa.load(device)
         rows = []
-        graded: dict[
-            object, list[tuple[str, float, str]]
-        ] = {}  # category and points of each question, and its item
+        graded: dict[object, list[tuple[str, float, str]]] = {}  # category, points and item of questions
         for [index] in images.batches(1, self.name):
             item = items[index]
             if item in dropped:
                 continue
-            own = questions[item]
-            answers = answer(images.image(index), [question.text for question in own])
-            yes = {question.number: text == "yes" for question, text in zip(own, answers, strict=True)}
-            counts = void_answers(own, yes)
+            asked = questions[item]
+            answers = answer(images.image(index), [question.text for question in asked])
+            yes = {question.number: text == "yes" for question, text in zip(asked, answers, strict=True)}
+            counts = void_answers(asked, yes)
             picture, marks = (item, yes) if self.official else (index, counts)
-            graded[picture] = [(one.category, 100.0 * marks[one.number], item) for one in own]
+            graded[picture] = [
+                (question.category, 100.0 * marks[question.number], item) for question in asked
+            ]
             rows.append((index, item, 100 * sum(counts.values()) / len(counts), answers))
         if not rows:
-            raise SkipEvaluation("the official program drops every item of this run")
+            raise SkipEvaluation("the official code drops every item of this run")
         names = ("index", "item_id", self.metric, "answers")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
         points = split_groups((item, value, index) for index, item, value, _ in rows)
@@ -144,7 +144,7 @@ class Dpg(Evaluator):
         average = partial(share_score, whole=100)
         scores = {self.metric: average(means)}
         scores |= score_parts(self.metric, CATEGORIES, chain.from_iterable(graded.values()), average)
-        caveat = f"left out, as the official program does: {', '.join(sorted(dropped))}" if dropped else None
+        caveat = f"left out, as the official code does: {', '.join(sorted(dropped))}" if dropped else None
         return make_result(self, scores, columns, {path.name: sha256, **hashes}, caveat)
 
 

@@ -1,4 +1,4 @@
-"""DPG-Bench by its authors' program (mPLUG): export of images, import of its scores."""
+"""DPG-Bench by its official code (mPLUG): export of images, import of its scores."""
 
 import re
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from kvbench.eval.protocol.official import Groups, Imported, OfficialProgram, ch
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score
 
 MAX_IMAGES = 4
-"""Number of images of an item that the program reads: it cuts one picture into quarters."""
+"""Maximum number of images of an item: the official code cuts one picture into quarters."""
 LINE = re.compile(r"(?P<path>.+\.png), (?P<scores>[0-9.e+-]+(?:, [0-9.e+-]+)+)")
-"""Line of the program's output: path of the item's picture, score of each image, mean of the scores."""
+"""Line of the official code's output: path of the item's picture, score of each image, mean of the scores."""
 TOTAL = re.compile(r"DPG-Bench score: (?P<value>[0-9.e+-]+)")
 CATEGORY = re.compile(r"\t(?P<name>[^\t:]+): (?P<value>[0-9.e+-]+)")
 
 
 @dataclass(frozen=True)
 class DpgOfficial(OfficialProgram):
-    """`dpg[official]`: scores of compute_dpg_bench.py (modelscope's mPLUG, a GPU, an environment of its own).
+    """`dpg[official]`: scores of compute_dpg_bench.py (modelscope's mPLUG), which needs a GPU and its own environment.
 
-    It reads one picture for each item. With `scores` its output is read: the score of each image, and the scores of the
-    categories, which it computes from each item's last image.
+    The code reads one picture for each item. With `scores` its output is read: the score of each image, and the scores
+    of the categories, which it computes from each item's last image.
 
-    The program skips the first question of its table and drops the item with questions that depend on it. One item may
+    The code skips the first question of its table and drops the item with questions that depend on it. One item may
     therefore be missing; a caveat names it.
 
     Attributes:
@@ -57,18 +57,18 @@ class DpgOfficial(OfficialProgram):
         """
         sizes = {images.samples[index].size for index in images.indices}
         if len(sizes) > 1 or min(sizes)[0] != min(sizes)[1]:
-            raise ValueError(f"the official program needs square images of one size, not {sorted(sizes)}")
+            raise ValueError(f"the official code needs square images of one size, not {sorted(sizes)}")
         items = group_indices(images.indices, read_items(images))
         counts = sorted({len(indices) for indices in items.values()})
         if len(counts) > 1 or max(counts) > MAX_IMAGES:
             raise ValueError(
-                f"the official program needs equal numbers of images of every item, at most {MAX_IMAGES}, not "
+                f"the official code needs equal numbers of images of every item, at most {MAX_IMAGES}, not "
                 f"{', '.join(map(str, counts))} (prompts.per_prompt)"
             )
         return items
 
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
-        """Return the scores of images and categories from the program's output."""
+        """Return the scores of images and categories from the official code's output."""
         results, categories = read_results(path)
         missing = check_names(path, results, groups, spare=1)
         judged = {item: results[item] for item in groups if item in results}
@@ -87,7 +87,7 @@ class DpgOfficial(OfficialProgram):
         for category in CATEGORIES:
             if category in categories:
                 whole[f"{self.metric}/{category}"] = Score(categories[category], len(judged))
-        caveat = f"left out by the official program: {missing[0]}" if missing else None
+        caveat = f"left out by the official code: {missing[0]}" if missing else None
         return whole, columns, caveat
 
 

@@ -55,10 +55,10 @@ class JudgedTifa(SoftTifa):
 
     @abstractmethod
     def rate(self, judge: JudgeModel, probabilities: Tensor, spellings: Sequence[str]) -> float:
-        """Return how right the judge's answer to a question is, from 0 to 1.
+        """Return the correctness of the judge's answer to a question, from 0 to 1.
 
         Args:
-            judge: model that answered.
+            judge: the model that answered.
             probabilities: probabilities of the first token of its answer, float32 [vocabulary].
             spellings: spellings of the correct answer.
         """
@@ -83,7 +83,7 @@ class GenEval2(JudgedTifa):
     The probability of an answer is the sum over the first tokens of its spellings.
 
     Attributes:
-        unique: count a token once if several spellings begin with it; the authors' program counts it for each.
+        unique: count a token once if several spellings begin with it; the official code counts it for each spelling.
     """
 
     unique: bool = False
@@ -118,7 +118,7 @@ class HardTifa(JudgedTifa):
 class VqaScore(PromptScore):
     """`vqascore[<judge>]`: probability that the judge answers Yes to the question whether the image shows the prompt.
 
-    Question and answer token (the first token of `Yes`) are as in the authors' program for Qwen models.
+    Question and answer token (the first token of `Yes`) are as in the official code for Qwen models.
 
     Attributes:
         judge: the model.
@@ -151,7 +151,7 @@ class VqaScore(PromptScore):
 
 @dataclass(frozen=True)
 class GenEval2VqaScore(VqaScore):
-    """`vqascore[<judge>,geneval2]`: VQAScore as in GenEval2's program, which has another question and four spellings.
+    """`vqascore[<judge>,geneval2]`: VQAScore as in GenEval2's code, which has another question and four spellings.
 
     The score is the sum of the probabilities of the first tokens of `Yes` and `yes`, with and without a space before.
     """
@@ -191,7 +191,7 @@ def list_spellings(atom: Atom) -> list[str]:
 
 
 def add_probabilities(probabilities: Tensor, tokens: Sequence[int]) -> float:
-    """Return the sum of probabilities float32 [vocabulary] over tokens; repeated tokens count repeatedly."""
+    """Return the sum of probabilities float32 [vocabulary] over token ids; repeated ids count repeatedly."""
     return float(probabilities.double()[list(tokens)].sum())
 
 

@@ -22,7 +22,7 @@ HPS_V2_1 = Weight.at("https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_co
 
 
 def preprocess(image: Pixels, side: int, *, antialias: bool) -> Tensor:
-    """Return an image as the official program transforms it, float32 [3, side, side].
+    """Return an image as the official code transforms it, float32 [3, side, side].
 
     The longer side is resized to `side` (bicubic, on float values) and the image is padded to a square. Unlike in
     open_clip, nothing is cropped, the padding is black before normalisation, and out-of-range values stay.
@@ -44,14 +44,14 @@ def preprocess(image: Pixels, side: int, *, antialias: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Hps(PromptScore):
-    """`hpsv2.1`: 100 x cosine between image and prompt, and the same for each style of the HPSv2 prompts.
+    """`hpsv2.1`: 100 x cosine between image and prompt, as a mean over all images and over each style's images.
 
-    Float32; the official program rounds to steps of 0.02. Scores of different prompts are not comparable: use the
+    Float32; the official code rounds to steps of 0.02. Scores of different prompts are not comparable: use the
     differences to the reference's scores.
 
     Attributes:
-        sha256: required hash of the file; the authors publish none, so by default the hash is only recorded.
-        antialias: antialias the resize; false as in the authors' program before torchvision 0.17.
+        sha256: required hash of the file; the authors publish none, so None only records the hash.
+        antialias: antialias the resize; false is as in the official code before torchvision 0.17.
         model: architecture in open_clip.
         network: the network's file.
     """

@@ -30,7 +30,7 @@ MAX_TOKENS = 35
 HEAD_CHANNELS = 64
 """Channels of an attention head in BLIP's vision networks."""
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
-"""Mean and deviation of the raw scores on the authors' validation set."""
+"""Mean and standard deviation of the raw scores on the authors' validation set."""
 VISION_NAMES = {
     "cls_token": "embeddings.class_embedding",
     "pos_embed": "embeddings.position_embedding",
@@ -53,7 +53,7 @@ class ImageReward(PromptScore):
     Float32.
 
     Attributes:
-        tokenizer_path: path of the folder with BERT's vocabulary, if it is in no cache either.
+        tokenizer_path: path of the folder with BERT's vocabulary, if it is neither in $KVBENCH_WEIGHTS nor in a cache.
         model: folder of the network.
         tokenizer: folder of the vocabulary.
     """
@@ -75,11 +75,7 @@ class ImageReward(PromptScore):
 
 
 def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
-    """Load ImageReward.pt and med_config.json of a folder, and the file of BERT's tokens.
-
-    Raises:
-        ValueError: a file has other content.
-    """
+    """Load ImageReward.pt and med_config.json of a folder, and BERT's vocab.txt; a ValueError for other contents."""
     import open_clip
 
     state = read_state(folder / "ImageReward.pt")
@@ -106,7 +102,7 @@ def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
 
 
 def load_tokenizer(vocabulary: Path) -> Callable[[Sequence[str]], tuple[Tensor, Tensor]]:
-    """Return a function from N prompts to their tokens and mask, padded to int64 [N, 35]."""
+    """Return a function from N prompts to their token ids and attention mask, both int64 [N, 35], padded."""
     from transformers import BertTokenizer
 
     tokenizer = BertTokenizer(str(vocabulary))
@@ -125,20 +121,20 @@ def _build_vision(state: Mapping[str, Tensor]) -> Any:
     """Build the vision network with sizes from the tensors; a KeyError or RuntimeError if tensors are missing."""
     from transformers import BlipVisionConfig, BlipVisionModel
 
-    own = _take(state, "blip.visual_encoder.")
-    channels, _, patch, _ = own["patch_embed.proj.weight"].shape
-    side = round((own["pos_embed"].shape[1] - 1) ** 0.5)
+    tensors = _take(state, "blip.visual_encoder.")
+    channels, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    side = round((tensors["pos_embed"].shape[1] - 1) ** 0.5)
     config = BlipVisionConfig(
         hidden_size=channels,
-        intermediate_size=own["blocks.0.mlp.fc1.weight"].shape[0],
-        num_hidden_layers=len([name for name in own if name.endswith(".attn.qkv.weight")]),
+        intermediate_size=tensors["blocks.0.mlp.fc1.weight"].shape[0],
+        num_hidden_layers=len([name for name in tensors if name.endswith(".attn.qkv.weight")]),
         num_attention_heads=channels // HEAD_CHANNELS,
         image_size=side * patch,
         patch_size=patch,
         layer_norm_eps=1e-6,  # as in the checkpoint; the default of transformers is 1e-5
     )
     network = BlipVisionModel(config)
-    network.load_state_dict({_rename(name): value.float() for name, value in own.items()})
+    network.load_state_dict({_rename(name): value.float() for name, value in tensors.items()})
     return network
 
 
@@ -146,14 +142,14 @@ def _build_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Any:
     """Build the text network, which attends to the image; a KeyError or RuntimeError if tensors are missing."""
     from transformers import BlipTextConfig, BlipTextModel
 
-    own = _take(state, "blip.text_encoder.")
-    own.pop("embeddings.position_ids", None)  # 0, 1, 2, ...: transformers makes this buffer itself
-    width = own["encoder.layer.0.crossattention.self.key.weight"].shape[1]
+    tensors = _take(state, "blip.text_encoder.")
+    tensors.pop("embeddings.position_ids", None)  # 0, 1, 2, ...: transformers makes this buffer itself
+    width = tensors["encoder.layer.0.crossattention.self.key.weight"].shape[1]
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     more = ("max_position_embeddings", "hidden_act", "layer_norm_eps")
     settings = {name: config[name] for name in (*names, *more)}
     network = BlipTextModel(BlipTextConfig(encoder_hidden_size=width, **settings), add_pooling_layer=False)
-    network.load_state_dict({name: value.float() for name, value in own.items()})
+    network.load_state_dict({name: value.float() for name, value in tensors.items()})
     return network
 
 

@@ -28,10 +28,10 @@ class JudgeModel:
     """A judge with loaded weights.
 
     Attributes:
-        predict: function from an image uint8 [H, W, 3] and texts to probabilities float32 [texts, vocabulary] of the
-            first answer token.
-        first_token: function from a text to the id of its first token.
-        decode: function from the id of a token to its text.
+        predict: function from an image uint8 [H, W, 3] and questions to probabilities float32 [questions, vocabulary]
+            of the first answer token, on the CPU.
+        first_token: function from a string to the id of its first token.
+        decode: function from a token id to its string.
         weights: hashes of the files used.
     """
 
@@ -46,7 +46,7 @@ class VlmJudge(Component):
     """A vision-language model of transformers, by default Qwen3-VL-8B-Instruct.
 
     The model's chat template and preprocessing are applied to one user turn, image first. Probabilities are the softmax
-    in float32 over the whole vocabulary at the first position of the answer. Each text is a forward pass, without
+    in float32 over the whole vocabulary at the first position of the answer. Each question is one forward pass, without
     settings of text generation.
 
     Attributes:
@@ -56,7 +56,7 @@ class VlmJudge(Component):
         model: files of the folder other than weights (safetensors). Every file that is read is hashed.
 
     Raises:
-        ValueError: the dtype is another one.
+        ValueError: the dtype is neither.
     """
 
     name: str = "qwen3-vl-8b"
@@ -74,8 +74,8 @@ class VlmJudge(Component):
         """Load the model from local files.
 
         Raises:
-            WeightError: a file is missing or has another hash.
-            ValueError: weights are missing in the folder.
+            WeightError: a file is missing or its hash differs.
+            ValueError: the weight files lack tensors.
         """
         from transformers import AutoModelForImageTextToText, AutoProcessor
 

@@ -1,4 +1,4 @@
-"""OneIG-Bench (arXiv:2506.07977) by its authors' program: export of images, import of its tables."""
+"""OneIG-Bench (arXiv:2506.07977) by its official code: export of images, import of its tables."""
 
 import json
 import math
@@ -24,13 +24,13 @@ from kvbench.eval.protocol.official import (
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, mean_score, share_score
 
 MODEL = "kvbench"
-"""Name of the image folders and of the column in the program's tables."""
+"""Name of the image folders and of the column in the official code's tables."""
 CLASSES = ("anime", "human", "object", "text", "reasoning")
 TEXTS_FILE = "text_content.csv"
 MAX_DISTANCE = 100.0
-"""Edit distance at which the program clips, for English."""
+"""Edit distance at which the official code clips, for English."""
 IGNORED_CHARACTERS = re.compile(r"[^\sa-zA-Z0-9àâäéèêëîïôöùûüçÀÂÄÉÈÊËÎÏÔÖÙÛÜÇ]")
-"""Characters that the program removes from a text before it counts words."""
+"""Characters that the official code removes from a text before it counts words."""
 
 Key = tuple[str, str]
 """Class of a prompt and its number in the class."""
@@ -39,7 +39,7 @@ Average = Callable[[Sequence[float], Sequence[str]], Score]
 
 @dataclass(frozen=True)
 class OneIgPart:
-    """Scores written by one script of the program.
+    """Scores written by one script of the official code.
 
     Attributes:
         total: column of the overall score.
@@ -65,16 +65,16 @@ PARTS = {
 
 @dataclass(frozen=True)
 class OneIg(OfficialProgram):
-    """`oneig_<part>[official]`: alignment, text, reasoning, style and diversity, from 0 to 1, by OneIG-Bench's program.
+    """`oneig_<part>[official]`: alignment, text, reasoning, style and diversity, from 0 to 1, by OneIG-Bench's code.
 
-    The images of each prompt are exported as one lossless WebP grid. With `scores` the program's tables are read; parts
+    The images of each prompt are exported as one lossless WebP grid. With `scores` the code's tables are read; parts
     without tables are left out. The benchmark has no overall score.
 
-    The text score is not a mean over prompts: the program sums the words of all images before it divides. Its jackknife
-    interval needs the number of words of each prompt, which is counted in the program's file of texts.
+    The text score is not a mean over prompts: the code sums the words of all images before it divides. Its jackknife
+    interval needs the number of words of each prompt, which is counted in the code's file of texts.
 
     Attributes:
-        scores: read the program's tables, instead of exporting images for it.
+        scores: read the official code's tables, instead of exporting images for it.
     """
 
     scores: bool = False
@@ -116,7 +116,7 @@ class OneIg(OfficialProgram):
         """Return the scores of all parts that have a table in the folder `path`.
 
         Raises:
-            ValueError: no part has one, a cell is malformed, or the prompts do not give the overall score.
+            ValueError: no part has a table, a cell is malformed, or the prompts do not give the overall score.
         """
         columns: dict[str, Sequence[object]] = {"index": [indices[0] for indices in groups.values()]}
         scores: dict[str, Score] = {}
@@ -126,16 +126,19 @@ class OneIg(OfficialProgram):
             cells, whole = table
             clusters = [images.samples[groups[key][0]].cluster for key in cells]
             if name == "text":
-                score, found = score_texts(cells, clusters, path)
+                score, by_column = score_texts(cells, clusters, path)
             else:
                 values = {key: float(cell) for key, cell in cells.items()}
                 average: Average = share_score if name == "alignment" else mean_score
-                score, found = average(list(values.values()), clusters), {f"oneig_{name}[official]": values}
+                score, by_column = (
+                    average(list(values.values()), clusters),
+                    {f"oneig_{name}[official]": values},
+                )
             if score.value is None or not abs(score.value - whole) < 1e-6:
                 given = f"the prompts' {name} gives {score.value}"
-                raise ValueError(f"{path}: {given}, the program's total is {whole}")
+                raise ValueError(f"{path}: {given}, the official total is {whole}")
             scores[f"oneig_{name}[official]"] = score
-            for column, of_prompts in found.items():
+            for column, of_prompts in by_column.items():
                 columns[column] = [of_prompts.get(key, math.nan) for key in groups]
         if not scores:
             raise ValueError(f"{path}: no table of scores; {self.instruct(images, groups, path.parent)}")
@@ -146,7 +149,7 @@ class OneIg(OfficialProgram):
 def read_part(
     folder: Path, name: str, part: OneIgPart, prompts: Groups
 ) -> tuple[dict[Key, str], float] | None:
-    """Return the cell of each scored prompt and the overall score; None without a table or scores in it.
+    """Return the cell of each scored prompt and the overall score; None if a table is missing or has no scores.
 
     Raises:
         ValueError: a table exists twice, lacks a column, or has other prompts than the run.
@@ -170,7 +173,7 @@ def find_table(folder: Path, pattern: str) -> Path | None:
     """Return the only file that matches a pattern, or None; raise a ValueError if several do."""
     files = sorted(folder.glob(pattern))
     if len(files) > 1:
-        raise ValueError(f"{folder}: {' and '.join(file.name for file in files)}; leave one of them")
+        raise ValueError(f"{folder}: {' and '.join(file.name for file in files)}; keep one of them")
     return files[0] if files else None
 
 
@@ -184,12 +187,12 @@ def score_texts(
 ) -> tuple[Score, dict[str, dict[Key, float]]]:
     """Return the text score 1 - min(ED, 100) (1 - CR) (1 - WAC) / 100, and the three values of each prompt.
 
-    ED is the mean edit distance of images, CR the share without error, WAC the share of all words that were read.
+    ED is the mean edit distance of images, CR the share without error, WAC the share of all words that are legible.
 
     Args:
-        cells: JSON list of the three means over a prompt's images.
+        cells: JSON list of the three means over a prompt's images, by prompt.
         clusters: prompt of each cell.
-        folder: location of the program's file of texts.
+        folder: location of the official code's file of texts, `TEXTS_FILE`.
 
     Raises:
         FileNotFoundError: the file is missing.
@@ -211,7 +214,6 @@ def score_texts(
         return float(1 - min(distance, MAX_DISTANCE) * (1 - complete) * (1 - share) / MAX_DISTANCE)
 
     names = ("edit_distance", "complete", "word_accuracy")
-    columns = {
-        name: dict(zip(cells, rows[:, place].tolist(), strict=True)) for place, name in enumerate(names)
-    }
-    return jackknife_score(score, clusters), columns
+    columns = zip(names, rows.T.tolist(), strict=True)
+    by_column = {name: dict(zip(cells, column, strict=True)) for name, column in columns}
+    return jackknife_score(score, clusters), by_column

@@ -21,7 +21,7 @@ PICKSCORE = Snapshot("yuvalkirstain/PickScore_v1", ("config.json", "model.safete
 
 @dataclass(frozen=True)
 class PickScore(PromptScore):
-    """`pickscore`: cosine between image and prompt times the network's scale, about 100, as its authors score.
+    """`pickscore`: cosine between image and prompt times the network's scale, about 100, as in the official code.
 
     The shorter side is resized to 224 pixels (PIL, bicubic) and the centre is cropped. Float32. Scores of different
     prompts are not comparable: use the differences to the reference's scores.

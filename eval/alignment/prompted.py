@@ -27,7 +27,7 @@ class PromptScore(Evaluator):
         path: path of the network's file or folder, if it is neither in $KVBENCH_WEIGHTS nor in a library's cache.
         batch: number of images in a batch.
         needs_texts: whether the network reads the prompts.
-        part_key: metadata key of each image's part of `part_names`, and column of the samples.
+        part_key: metadata key and column of the name of an image's part, one of `part_names`; empty without parts.
     """
 
     path: str | None = None
@@ -38,7 +38,7 @@ class PromptScore(Evaluator):
 
     @abstractmethod
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Load the network; return a scorer of images, and the hashes of the files."""
+        """Load the network; return a scorer of images, and the hashes of the files by name."""
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Score every image; the reference is not used."""

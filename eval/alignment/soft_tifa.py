@@ -51,7 +51,7 @@ class SoftTifa(Evaluator):
     """Base class of Soft-TIFA evaluators; a subclass reads the questions and implements `load`.
 
     `<name>[<judge>]` is 100 x the mean over images of the geometric mean of the probabilities of correct answers,
-    `<name>_am[<judge>]` the same with the arithmetic mean; the name is `geneval2`, of Hard TIFA `geneval2_hard`. The
+    `<name>_am[<judge>]` has the arithmetic mean instead; the name is `geneval2`, or `geneval2_hard` for Hard TIFA. The
     part `atoms-<n>` is the metric over prompts of n atoms; the part of a skill is 100 x the mean probability over all
     questions of that skill.
     """
@@ -61,7 +61,7 @@ class SoftTifa(Evaluator):
 
     @property
     def arithmetic(self) -> str:
-        """Metric's name of the mean over prompts of arithmetic means."""
+        """Name of the metric with arithmetic means."""
         return f"{self.name}_am[{self.protocol}]"
 
     @property
@@ -75,7 +75,7 @@ class SoftTifa(Evaluator):
 
     @abstractmethod
     def load(self, device: str) -> tuple[Grade, Mapping[str, str]]:
-        """Load the judge; return its function, and the hashes of the files used."""
+        """Load the judge; return its grading function, and the hashes of the files used."""
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Return the grades of every image and their means; the reference is not used."""
@@ -91,7 +91,7 @@ class SoftTifa(Evaluator):
             "index": samples.indices,
             self.metric: [100 * geometric_mean(row) for row in soft],
             self.arithmetic: [100 * float(np.mean(row)) for row in soft],
-            "questions": [[atom.question for atom in one.atoms] for one in questions],
+            "questions": [[atom.question for atom in asked.atoms] for asked in questions],
             "probabilities": soft,
         }
         scores = self.summarise(questions, soft, samples.clusters)
@@ -103,16 +103,16 @@ class SoftTifa(Evaluator):
         """Return the scores of graded images, in the order of `metrics`; parts without questions are left out.
 
         Args:
-            questions: questions of each image.
-            soft: probabilities of the correct answers.
+            questions: questions about each image.
+            soft: probabilities of the correct answers, by image and question.
             clusters: prompt of each image; prompts are resampled whole.
         """
         whole = [100 * geometric_mean(row) for row in soft]
         means = [100 * float(np.mean(row)) for row in soft]
         graded: list[tuple[str, float, str]] = []
-        for one, row, value, cluster in zip(questions, soft, whole, clusters, strict=True):
-            graded.append((f"atoms-{one.atomicity}", value, cluster))
-            graded += [(atom.skill, 100 * p, cluster) for atom, p in zip(one.atoms, row, strict=True)]
+        for asked, row, value, cluster in zip(questions, soft, whole, clusters, strict=True):
+            graded.append((f"atoms-{asked.atomicity}", value, cluster))
+            graded += [(atom.skill, 100 * p, cluster) for atom, p in zip(asked.atoms, row, strict=True)]
         parts = score_parts(self.metric, self.part_names, graded, _score)
         return {self.metric: _score(whole, clusters), **parts, self.arithmetic: _score(means, clusters)}
 

@@ -1,4 +1,4 @@
-"""UniGenBench++ (arXiv:2510.18701) by its authors' program: export of images, import of its answers."""
+"""UniGenBench++ (arXiv:2510.18701) by its official code: export of images, import of its answers."""
 
 import ast
 import json
@@ -23,7 +23,7 @@ from kvbench.eval.protocol.official import (
 )
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, score_parts, share_score
 
-PER_PROMPT = 4
+PER_PROMPT = 4  # images of a prompt that the official code reads
 DIMENSIONS = (
     *("Style", "World Knowledge", "Attribute", "Action", "Relationship", "Compound", "Grammar"),
     *("Entity Layout", "Text Generation", "Logical Reasoning"),
@@ -39,8 +39,8 @@ class UniGenBench(OfficialProgram):
     """`unigenbench[<judge>]`: 100 x mean over dimensions of the share of test points that images pass.
 
     Attributes:
-        judge: name of the program's model, part of the metric's name.
-        scores: read the table.
+        judge: name of the official code's model, part of the metric's name.
+        scores: read the official code's table, instead of exporting images for it.
     """
 
     judge: str = "qwen2.5-vl-72b"
@@ -59,7 +59,7 @@ class UniGenBench(OfficialProgram):
 
     @property
     def protocol(self) -> str:
-        """Name of the judge that the program ran."""
+        """Name of the judge that the official code ran."""
         return self.judge
 
     def group(self, images: ImageSet) -> Groups:
@@ -74,14 +74,15 @@ class UniGenBench(OfficialProgram):
         for prompt, indices in prompts.items():
             if len(indices) != PER_PROMPT:
                 raise ValueError(
-                    f"the official program needs {PER_PROMPT} images of every prompt, there are {len(indices)} of "
+                    f"the official code needs {PER_PROMPT} images of every prompt, there are {len(indices)} of "
                     f"prompt {prompt} (prompts.per_prompt)"
                 )
-        every = prompts.items()
-        return {f"{name}_{copy}": [index] for name, own in every for copy, index in enumerate(own)}
+        return {
+            f"{name}_{copy}": [index] for name, copies in prompts.items() for copy, index in enumerate(copies)
+        }
 
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
-        """Return the shares of passed test points from the program's answers."""
+        """Return the shares of passed test points from the official code's answers."""
         answers, dropped = read_answers(path)
         check_names(path, [name for name in (*answers, *dropped) if name in groups], groups)
         indices = [index for name, [index] in groups.items() if name in answers]
@@ -110,7 +111,7 @@ class UniGenBench(OfficialProgram):
             return float(100 * (passed[count > 0] / count[count > 0]).mean())
 
         pairs = zip(judged, clusters, strict=True)
-        graded = ((name, 100.0 * passed, cluster) for own, cluster in pairs for name, passed in own)
+        graded = ((name, 100.0 * passed, cluster) for points, cluster in pairs for name, passed in points)
         parts = score_parts(self.metric, DIMENSIONS, graded, partial(share_score, whole=100))
         return {self.metric: jackknife_score(mean_share, clusters), **parts}
 

@@ -30,7 +30,7 @@ class Vqa(Component, ABC):
 
     @abstractmethod
     def load(self, device: str) -> tuple[Answer, Mapping[str, str]]:
-        """Load the weights; return a function that answers questions, and the hashes of the files."""
+        """Load the weights; return a function that answers questions, and the hashes of the files by name."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class BlipVqa(Vqa):
         """Load the model from local files.
 
         Raises:
-            WeightError: a file is missing or has another hash.
-            ValueError: weights are missing in the folder.
+            WeightError: a file is missing or its hash differs.
+            ValueError: the weight file lacks tensors.
         """
         from transformers import AutoTokenizer, BlipForQuestionAnswering, BlipImageProcessor
 

@@ -40,7 +40,7 @@ class Comparison(SpaceEvaluator):
 
     @property
     def required(self) -> tuple[int, str]:
-        """Smallest number of samples, and the reason for it."""
+        """Minimum number of samples, and the reason for it."""
         return 2, "a distance between distributions"
 
     def make_distance(self, ours: Features, others: Any) -> Callable[[Positions], float]:
@@ -52,7 +52,7 @@ class Comparison(SpaceEvaluator):
 
         Args:
             ours: features float32 [n, D] of the run.
-            others: features float32 [m, D] of the reference run or of the dataset.
+            others: features float32 [m, D] of the reference run or of the dataset; `FidReal` takes their moments.
             clusters: prompt of each sample of the run.
         """
         return [jackknife_score(self.make_distance(ours, others), clusters)]
@@ -106,7 +106,7 @@ class ToDataset(Comparison):
 
     @property
     def default(self) -> Weight:
-        """File of the dataset that is used if `statistics` is null; a missing one with the remedy in most spaces."""
+        """File of the dataset if `statistics` is null; without ADM's batch, a missing file with a remedy."""
         return REFERENCE_BATCH if self.space.reference_names else PICTURES
 
     def caveat(self, ours: Features) -> str | None:

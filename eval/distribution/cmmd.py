@@ -17,12 +17,12 @@ from kvbench.eval.spaces.clip import ClipImages
 SIGMA = 10.0
 """Width sigma of the Gaussian kernel."""
 REPORT_FACTOR = 1000
-"""Factor of reported values in the paper."""
+"""Factor by which the paper multiplies reported values."""
 
 
 @dataclass(frozen=True)
 class Discrepancy(Comparison):
-    """Base class of CMMD: biased estimate with a Gaussian kernel on unit vectors, as in the authors' program."""
+    """Base class of CMMD: biased estimate with a Gaussian kernel on unit vectors, as in the official code."""
 
     space: Space = field(default_factory=ClipImages)
     spec: ClassVar[MetricSpec] = MetricSpec("lower", "1e-3", digits=3)

@@ -47,7 +47,7 @@ DAMAGE_ERRORS = (
 
 
 def find_statistics(space: str) -> Weight:
-    """Return the default file of statistics of a space."""
+    """Return the default statistics file of a space."""
     file = f"statistics-{space}.safetensors"
     how = (
         f"Make it with: python -m kvbench.eval.distribution.dataset FOLDER $KVBENCH_WEIGHTS/{file} --space {space}; "
@@ -66,7 +66,7 @@ class Pictures(ImageSet):
     """Images directly in a folder without hidden files, sorted by name and converted to RGB.
 
     Raises:
-        SampleSetError: there are no images, or one is damaged, has transparency or more than 8 bits per channel.
+        SampleSetError: there are no images, or an image is damaged, transparent or has more than 8 bits per channel.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -117,7 +117,7 @@ class Packed(ImageSet):
 def read_moments(path: Path, space: Space, device: str) -> tuple[Tensor, Tensor, dict[str, object]]:
     """Return mean [D] and covariance [D, D], float64, of a dataset's features, and their origin.
 
-    The origin has the digest and number of the images, and whether their features were reused.
+    The origin has the digest and number of the images, and for a folder whether their features were reused.
 
     Args:
         path: folder of images, statistics (.safetensors) or reference batch (.npz).
@@ -125,7 +125,7 @@ def read_moments(path: Path, space: Space, device: str) -> tuple[Tensor, Tensor,
         device: torch device.
 
     Raises:
-        SampleSetError: the file is damaged, pickled, or from another space or network.
+        SampleSetError: the file is damaged, contains pickled objects, or is from another space or network.
     """
     if path.is_dir():
         features, origin = read_features(path, space, device)

@@ -27,8 +27,8 @@ class Diversity(SpaceEvaluator):
     diversity alone is not better: compare a metric of quality as well.
 
     Attributes:
-        per_prompt: number of images per group, set by `adapt` to the smallest number that a prompt has. Prompts with
-            more images are split into groups, in the order of their samples.
+        per_prompt: number of images per group, set by `adapt` to the minimum over prompts. Prompts with more images are
+            split into groups, in the order of their samples.
     """
 
     per_prompt: int = setting(4, 2)
@@ -71,14 +71,13 @@ class Diversity(SpaceEvaluator):
 
 def split(members: Sequence[int], size: int) -> list[list[int]]:
     """Return consecutive groups of `size` members, without the remainder."""
-    whole = len(members) // size
-    return [list(members[number * size : (number + 1) * size]) for number in range(whole)]
+    return [list(members[stop - size : stop]) for stop in range(size, len(members) + 1, size)]
 
 
 def vendi_score(features: NDArray[np.floating]) -> float:
-    """Return the effective number of different rows of [n, D], from 1 to n (arXiv:2210.02410, eq. 3).
+    """Return the effective number of different rows of features [n, D], from 1 to n (arXiv:2210.02410, eq. 3).
 
-    It is exp of the entropy of the eigenvalues of their cosines over n.
+    It is exp of the entropy of the eigenvalues of the rows' cosine matrix over n.
     """
     unit = _unit_rows(features)
     gram = unit @ unit.T if len(unit) <= unit.shape[1] else unit.T @ unit

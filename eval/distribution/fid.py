@@ -28,7 +28,7 @@ class Frechet(Comparison):
         return self.space.distance
 
     def caveat(self, ours: Features) -> str | None:
-        """Return the warning about a singular covariance, or the warning of all distances without one."""
+        """Return a warning if n <= D makes the covariance singular, else the base class's caveat."""
         count, dimensions = ours.shape
         why = f"{count} samples for {dimensions} features: the covariance is singular and the value biased upward"
         return super().caveat(ours) if count > dimensions else why
@@ -44,7 +44,7 @@ class Fid(Frechet, ToReference):
     name: ClassVar[str] = "fid"
 
     def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
-        """Return the distance between both sides by the positions of kept samples."""
+        """Return a function from the positions of kept samples to the distance between both sides."""
         return lambda positions: frechet_distance(ours[positions], others[positions])
 
 
@@ -66,7 +66,7 @@ class FidReal(Frechet, ToDataset):
         return (mean, covariance), origin
 
     def make_distance(self, ours: Features, others: tuple[Tensor, Tensor]) -> Callable[[Positions], float]:
-        """Return the distance of kept samples to the dataset's moments, by their positions."""
+        """Return a function from the positions of kept samples to their distance to the dataset's moments."""
         if ours.shape[1] != len(others[0]):
             sizes = f"{len(others[0])} features, the network gives {ours.shape[1]}"
             raise SampleSetError(f"{self.dataset()}: {sizes}")

@@ -22,9 +22,8 @@ from kvbench.eval.spaces.inception import Adm
 class InceptionScore(SpaceEvaluator):
     """`is`: the score as in ADM's evaluator, mean over chunks of 5000 images.
 
-    A shorter last chunk counts by its size; ADM's evaluator counts it like a whole one.
-
-    Images are shuffled because chunks of images sorted by class would contain few classes.
+    A shorter last chunk counts by its size; ADM's evaluator counts it like a whole chunk. Images are shuffled because
+    chunks of images sorted by class would contain few classes.
 
     Attributes:
         chunk: number of images in a chunk.
@@ -64,11 +63,11 @@ def average_chunks(scores: NDArray[np.float64], count: int, chunk: int) -> float
 
 
 def inception_score(logits: Features, chunk: int) -> NDArray[np.float64]:
-    """Return the exponential of the mean divergence between p(y | x) and p(y) for each chunk, float64.
+    """Return exp of the mean KL divergence between p(y | x) and p(y) for each chunk, float64 [chunks].
 
     Args:
         logits: [n, classes].
-        chunk: rows of a chunk; the last one may be shorter.
+        chunk: rows of a chunk; the last chunk may be shorter.
 
     Raises:
         ValueError: fewer than two rows, or non-finite logits.

@@ -1,4 +1,4 @@
-"""Maximum mean discrepancy from sums over kernel matrices, which makes leaving out samples cheap."""
+"""Maximum mean discrepancy from sums over kernel matrices, so that leaving out samples is cheap."""
 
 from collections.abc import Callable
 
@@ -19,14 +19,14 @@ def make_discrepancy(
 ) -> Callable[[Positions], float]:
     """Return a function from the positions of kept samples to MMD^2 (Gretton et al., JMLR 13, 2012).
 
-    The kernel matrices are summed once. The other samples are subtracted through the sums of their rows and columns and
+    The kernel matrices are summed once. Left-out samples are subtracted through the sums of their rows and columns and
     the block between them.
 
     Args:
         kernel: kernel function.
         first: [n, D]; the positions refer to its rows.
         second: [m, D].
-        hollow: exclude the comparison of a sample with itself and its pair, for the unbiased estimate.
+        hollow: exclude pairs of a sample with itself, also across paired sides, for the unbiased estimate.
         paired: row i of both sides is the same sample, which is left out on both.
 
     Raises:
@@ -49,7 +49,7 @@ def _sum_kernel(
 ) -> Callable[[Positions, Positions], float]:
     """Return a function from left-out rows and columns to the mean over the rest of the kernel matrix.
 
-    With `hollow` the diagonal does not count, and the positions of rows and columns are equal.
+    With `hollow` the diagonal does not count, and the left-out rows and columns must be the same.
     """
     parts, columns = [], torch.zeros(len(b), dtype=a.dtype)
     for start in range(0, len(a), CHUNK_ROWS):

@@ -26,7 +26,7 @@ class Kid(ToReference):
     the estimate negative.
 
     Attributes:
-        full_up_to: largest number of samples that are used at once; above, the mean over subsets is taken.
+        full_up_to: maximum number of samples that are compared at once; above it, the mean over subsets is used.
         subsets: number of subsets.
         size: number of samples in a subset.
     """
@@ -38,12 +38,12 @@ class Kid(ToReference):
     spec: ClassVar[MetricSpec] = MetricSpec("lower", "1e-3", digits=2)
 
     def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
-        """Return 1000 x `kid` of paired sets [n, D] by the positions of kept samples."""
+        """Return a function from the positions of kept samples to 1000 x `kid` of paired sets [n, D]."""
         distance = make_discrepancy(_kernel, ours, others, hollow=True, paired=True)
         return lambda positions: REPORT_FACTOR * distance(positions)
 
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
-        """Return KID between both sides."""
+        """Return the distance between both sides, from subsets if there are more than `full_up_to` samples."""
         if len(ours) <= self.full_up_to:
             return [replace(score, bias=None) for score in super().compare(ours, others, clusters)]
         # Subsampling: the standard error is the spread of the subsets, scaled to all samples.
@@ -62,7 +62,7 @@ def kid(first: Features, second: Features, *, paired: bool = False) -> float:
 
 
 def draw_subsets(count: int, subsets: int, size: int) -> NDArray[np.int64]:
-    """Draw positions [subsets, size], without replacement in each subset."""
+    """Sample positions int64 [subsets, size] below `count`, without replacement in each subset."""
     rng = np.random.default_rng(SEED)
     return np.stack([rng.choice(count, size, replace=False) for _ in range(subsets)])
 

@@ -15,9 +15,9 @@ from kvbench.eval.protocol.intervals import SEED
 from kvbench.eval.protocol.scores import MetricSpec
 
 PROJECTIONS = 1000
-"""Number of directions in published programs; the paper's own choice for its tables is not known here."""
+"""Number of directions in published implementations; the paper's choice for its tables is not known."""
 SCALE = 3
-"""Factor per dimension, as in torch-fidelity's program, which brings the distance to the size of a FID."""
+"""Factor per dimension, as in torch-fidelity, which brings the distance to the magnitude of a FID."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Sliced(Comparison):
     """Base class of MIND.
 
     Attributes:
-        projections: number of directions; all runs have the same ones.
+        projections: number of directions, which are the same for all runs.
     """
 
     projections: int = setting(PROJECTIONS, 1)
 
     def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
-        """Return the distance between both sides by the positions of kept samples."""
+        """Return a function from the positions of kept samples to the distance between both sides."""
         return make_sliced_distance(ours, others, self.projections, paired=self.needs_reference)
 
 
@@ -44,16 +44,16 @@ class Mind(Sliced, ToReference):
 
 @dataclass(frozen=True)
 class MindReal(Sliced, ToDataset):
-    """`mind_real_clean`: MIND between the run's images and equally many real images, drawn with a fixed seed.
+    """`mind_real_clean`: MIND between the run's images and as many real images, sampled with a fixed seed.
 
-    The paper compares sets of one size. If there are fewer real images, all of them are used.
+    The paper compares sets of equal size. If there are fewer real images, all of them are used.
     """
 
     name: ClassVar[str] = "mind_real"
     spec: ClassVar[MetricSpec] = MetricSpec("lower", digits=2)
 
     def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
-        """Return the distance of kept samples to as many real images as the run has, by their positions."""
+        """Return a function from the positions of kept samples to their distance to as many real images as `ours`."""
         drawn = np.random.default_rng(SEED).permutation(len(others))[: len(ours)]
         return super().make_distance(ours, others[drawn])
 
@@ -64,7 +64,7 @@ def make_sliced_distance(
     """Return a function from the positions of kept samples to MIND; projections are sorted once.
 
     MIND is 3 D x the mean over directions of W2^2 between the projections of both sides. W2 is the Wasserstein distance
-    of order 2 of two sets of numbers. Directions are uniform on the sphere.
+    of order 2 between two sets of scalars. Directions are uniform on the sphere.
 
     Args:
         first: [n, D]; the positions refer to its rows.
@@ -87,13 +87,13 @@ def make_sliced_distance(
 
 
 def draw_directions(count: int, dimensions: int) -> Tensor:
-    """Draw unit vectors float64 [count, dimensions], uniform on the sphere."""
+    """Sample unit vectors float64 [count, dimensions], uniform on the sphere, with a fixed seed."""
     drawn = torch.from_numpy(np.random.default_rng(SEED).normal(size=(count, dimensions)))
     return drawn / drawn.norm(dim=1, keepdim=True)
 
 
 def _keep(values: Tensor, order: Tensor, positions: Positions) -> Tensor:
-    """Return sorted values [directions, kept] of sorted values and their positions, both [directions, n]."""
+    """Keep the sorted values [directions, n] whose positions `order` are in `positions`: [directions, kept]."""
     kept = torch.zeros(order.shape[1], dtype=torch.bool)
     kept[positions] = True
     return values[kept[order]].view(len(values), -1)

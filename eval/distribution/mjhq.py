@@ -52,7 +52,7 @@ class FidMjhq(SpaceEvaluator):
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """File of the network and, if it is missing, the folder."""
+        """File of the network, followed by the folder of real images if that is missing."""
         real = Weight(FOLDER, how=REMEDY, path=self.folder)
         return (self.space.weight,) if self._find() else (self.space.weight, real)
 
@@ -78,19 +78,20 @@ class FidMjhq(SpaceEvaluator):
             self.metric: jackknife_score(lambda positions: distance(features[positions]), images.clusters)
         }
         for kind in kinds:
-            own = features[rows == kind]
-            if len(own) > 1:
-                scores[f"{self.metric}/{kind}"] = Score(frechet_distance(own, real[kind]), len(own))
+            members = features[rows == kind]
+            if len(members) > 1:
+                scores[f"{self.metric}/{kind}"] = Score(frechet_distance(members, real[kind]), len(members))
         count = sum(map(len, real.values()))
         caveat = f"{len(features)} samples against {count} real images" if len(features) != count else None
         return finish(self, scores, {"images": ours}, caveat=caveat)
 
     def _find(self) -> Path | None:
-        places = Weight(FOLDER, path=self.folder).candidates
-        return next((path for path in places if path.is_dir()), None)
+        """Return the folder of real images, or None if it is missing."""
+        paths = Weight(FOLDER, path=self.folder).candidates
+        return next((path for path in paths if path.is_dir()), None)
 
 
 def _open(folder: Path) -> Pictures:
     if not folder.is_dir():
-        raise SampleSetError(f"{folder} is not there. {REMEDY}")
+        raise SampleSetError(f"{folder} is missing. {REMEDY}")
     return Pictures(folder)

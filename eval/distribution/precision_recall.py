@@ -15,7 +15,7 @@ from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import Replicates, are_classes, assign_groups, wilson_interval
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 
-NEIGHBOUR = 3
+NEIGHBOUR = 3  # k in the paper's experiments
 SHARE_SPEC = MetricSpec("higher", digits=3)
 CHUNK_ROWS = 512  # rows of a distance matrix computed at once
 ROUNDING_ERROR = 1e-12  # rounding error of a squared distance, relative to the squared lengths
@@ -31,14 +31,14 @@ class ManifoldShares(Comparison):
     side's images inside the manifold of the run.
 
     Attributes:
-        neighbour: k of `leave_groups_out`.
+        neighbour: k, the rank of the neighbour whose distance is a ball's radius, see `leave_groups_out`.
     """
 
     neighbour: int = setting(NEIGHBOUR, 1)
 
     @property
     def required(self) -> tuple[int, str]:
-        """Smallest number of samples: one and its k neighbours."""
+        """Minimum number of samples: a sample and its k neighbours."""
         return self.neighbour + 1, f"the distance to neighbour {self.neighbour}"
 
     @property
@@ -52,7 +52,7 @@ class ManifoldShares(Comparison):
         return {f"{name}{self.suffix}": SHARE_SPEC for name in ("precision", "recall")}
 
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
-        """Return both shares; the jackknife leaves out paired samples on both sides."""
+        """Return precision and recall; the jackknife leaves out paired samples on both sides."""
         dealt = assign_groups(clusters)
         # There are no replicates if too few neighbours remain without a group.
         groups = dealt if len(dealt) - np.bincount(dealt).max() > self.neighbour else None
@@ -91,8 +91,8 @@ def leave_groups_out(
     Args:
         sample: features of the run.
         real: features of the other side.
-        neighbour: the number k.
-        dealt: group of each row of either side; None keeps all rows of the side.
+        neighbour: the rank k.
+        dealt: group of each row of both sides, each int64 [n] or [m]; None keeps all rows of the side.
 
     Returns:
         Two arrays float64 [1 + groups]: with all samples, and without each group.
@@ -122,7 +122,7 @@ def _make_score(shares: NDArray[np.float64], clusters: Sequence[str]) -> Score:
 def _covered(
     points: Tensor, centres: Tensor, neighbour: int, out_points: Tensor | None, out_centres: Tensor | None
 ) -> Tensor:
-    """Return the share of points in some ball, with all samples and without each group: float64 [1 + groups]."""
+    """Return the share of points inside any ball, with all samples and without each group: float64 [1 + groups]."""
     dealt = [g for g in (out_points, out_centres) if g is not None]
     groups = max((int(g.max()) + 1 for g in dealt), default=0)
     radii = _radii(centres, neighbour, out_centres, groups)
@@ -143,7 +143,7 @@ def _covered(
 def _radii(centres: Tensor, neighbour: int, out: Tensor | None, groups: int) -> Tensor:
     """Return the squared distance to the k-th neighbour, in total and without each group: float64 [m, 1 + groups].
 
-    Left-out centres have radius -1. The k nearest neighbours in each group determine those in all other groups.
+    Left-out centres have radius -1. The k nearest neighbours in each group contain the k nearest over several groups.
     """
     members = (
         [torch.arange(len(centres))] if out is None else [torch.where(out == g)[0] for g in range(groups)]

@@ -1,4 +1,4 @@
-"""Hashes of references and weights, kept while the files are unchanged, so that they are not read again."""
+"""Hashes of references and weights, cached while the files are unchanged."""
 
 import logging
 from pathlib import Path
@@ -11,20 +11,20 @@ from kvbench.eval.files.store import find_folder
 log = logging.getLogger(__name__)
 
 MIN_BYTES = 1 << 20
-"""Smallest total size of files whose hashes are kept."""
+"""Minimum total size of files whose hashes are cached on disk."""
 
 
 def hash_files_at(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of a file, or of each file directly in a folder without hidden ones, by name in order.
+    """Return the SHA-256 of a file, or of each visible file directly in a folder, by name in ascending order.
 
-    Files that are as at an earlier call are not read.
+    Files that are unchanged since an earlier call are not read.
 
     Raises:
         OSError: the path is missing, or a file cannot be read.
     """
     files = [path]
     if path.is_dir():
-        files = sorted(one for one in path.iterdir() if one.name[0] != "." and not one.is_dir())
+        files = sorted(entry for entry in path.iterdir() if entry.name[0] != "." and not entry.is_dir())
     kept = FileCache(find_folder() / f"{hash_content(str(path.absolute()))[:16]}-digests", "SHA-256")
     hashes = map_in_threads(lambda file: kept.get(file.name, [file], lambda: hash_path(file)), files)
     if sum(file.stat().st_size for file in files) >= MIN_BYTES and not kept.save():

@@ -27,7 +27,7 @@ class Report:
     Attributes:
         name: name of the file or folder.
         state: found (with the expected hash, if known), fetched, missing (not downloaded), unreachable, by hand (no
-            address) or wrong (another hash).
+            address) or wrong (a different hash).
         detail: path, or instructions.
     """
 
@@ -37,7 +37,7 @@ class Report:
 
 
 def list_weights() -> list[Weight | Snapshot]:
-    """Return all files and folders that are constants in modules of `kvbench.eval`, sorted by name."""
+    """Return all files and folders that are constants of modules in `kvbench.eval`, sorted by name."""
     weights: dict[str, Weight | Snapshot] = {}
     here = Path(__file__).resolve().parent.parent  # pkgutil does not enter namespace packages
     for path in sorted(here.glob("*/*.py")):
@@ -50,7 +50,7 @@ def list_weights() -> list[Weight | Snapshot]:
 def fetch(weights: Sequence[Weight | Snapshot], *, download: bool = True) -> list[Report]:
     """Find each file, or download it, and return a report on each in order; an unreachable host is contacted once."""
     silent: dict[str, str] = {}
-    return [_fetch(one, silent, download=download) for one in weights]
+    return [_fetch(weight, silent, download=download) for weight in weights]
 
 
 def download_file(url: str, target: Path, sha256: str | None = None) -> None:
@@ -65,7 +65,7 @@ def download_file(url: str, target: Path, sha256: str | None = None) -> None:
 
     Raises:
         OSError: the address cannot be read, the target cannot be written, or the download ended early.
-        WeightError: the file has another hash.
+        WeightError: the file's hash differs.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.part")
@@ -79,36 +79,37 @@ def download_file(url: str, target: Path, sha256: str | None = None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; return 1 if a file has another hash, else 0."""
+    """Print the table; return 1 if a file's hash differs, else 0."""
     parser = argparse.ArgumentParser(prog="python -m kvbench.eval.files.fetch", description=__doc__)
     parser.add_argument("names", nargs="*", help="files or folders, all by default")
     parser.add_argument("--list", action="store_true", help="download nothing")
     options = parser.parse_args(arguments)
-    known = {one.file: one for one in list_weights()}
+    known = {weight.file: weight for weight in list_weights()}
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"{unknown[0]}: no such weights; there are {', '.join(known)}")
     reports = fetch([known[name] for name in options.names or known], download=not options.list)
     width = max(len(report.name) for report in reports)
-    there = ("found", "fetched")
+    present = ("found", "fetched")
     for report in reports:
-        detail = report.detail if report.state in there else ""
+        detail = report.detail if report.state in present else ""
         print(f"{report.state:<12}{report.name:<{width}}  {detail}".rstrip())
     for report in reports:
-        if report.state not in there:
+        if report.state not in present:
             print(f"\n{report.name}: {report.detail}")
     return int(any(report.state == "wrong" for report in reports))
 
 
-def _fetch(one: Weight | Snapshot, silent: dict[str, str], *, download: bool) -> Report:
-    if (path := one.find()) is not None:
+def _fetch(weight: Weight | Snapshot, silent: dict[str, str], *, download: bool) -> Report:
+    """Find or download a file; `silent` has the errors of unreachable hosts, and receives new ones."""
+    if (path := weight.find()) is not None:
         try:
-            one.require()
+            weight.require()
         except WeightError as error:
-            return Report(one.file, "wrong", str(error))
-        return Report(one.file, "found", str(path))
-    addresses = _addresses(one)
+            return Report(weight.file, "wrong", str(error))
+        return Report(weight.file, "found", str(path))
+    addresses = _addresses(weight)
     if not download or not addresses:
-        return Report(one.file, "missing" if addresses else "by hand", one.directions())
+        return Report(weight.file, "missing" if addresses else "by hand", weight.directions())
     try:
         for url, target, sha256 in addresses:
             host = urlsplit(url).netloc
@@ -116,26 +117,25 @@ def _fetch(one: Weight | Snapshot, silent: dict[str, str], *, download: bool) ->
                 raise OSError(silent[host])
             if not target.is_file():
                 download_file(url, target, sha256)
-        one.require()
+        weight.require()
     except urllib.error.HTTPError as error:
-        return Report(one.file, "unreachable", f"{url}: {error}. {one.directions()}")
+        return Report(weight.file, "unreachable", f"{url}: {error}. {weight.directions()}")
     except (urllib.error.URLError, TimeoutError) as error:
         silent[host] = f"{host} cannot be reached ({getattr(error, 'reason', error)})"
-        return Report(one.file, "unreachable", f"{silent[host]}. {one.directions()}")
+        return Report(weight.file, "unreachable", f"{silent[host]}. {weight.directions()}")
     except (OSError, WeightError) as error:
-        return Report(one.file, "unreachable", f"{error}. {one.directions()}")
-    note = "" if one.pinned else " (may change at its source: results record its hash)"
-    return Report(one.file, "fetched", f"{fetched_path(one)}{note}")
+        return Report(weight.file, "unreachable", f"{error}. {weight.directions()}")
+    note = "" if weight.pinned else " (may change at its source: results record its hash)"
+    return Report(weight.file, "fetched", f"{fetched_path(weight)}{note}")
 
 
-def _addresses(one: Weight | Snapshot) -> list[tuple[str, Path, str | None]]:
-    """Return address, target and hash of each file."""
-    if isinstance(one, Snapshot):
-        if one.how:
-            return []
-        hashes = dict(one.sha256)
-        return [(one.url(file), fetched_path(one) / file, hashes.get(file)) for file in one.files]
-    return [(one.url, fetched_path(one), one.sha256)] if one.url else []
+def _addresses(weight: Weight | Snapshot) -> list[tuple[str, Path, str | None]]:
+    """Return address, target and hash of each file; empty if none can be fetched."""
+    if isinstance(weight, Snapshot):
+        hashes, target = dict(weight.sha256), fetched_path(weight)
+        files = () if weight.how else weight.files
+        return [(weight.url(file), target / file, hashes.get(file)) for file in files]
+    return [(weight.url, fetched_path(weight), weight.sha256)] if weight.url else []
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Folders of images from any program, without records: each file is a sample, paired by file name."""
+"""Folders of images without records: each file is a sample, paired by file name."""
 
 import logging
 import re
@@ -22,13 +22,13 @@ class PlainFolder(ImageSet):
     """Images of a folder in the natural order of their names: 2.png comes before 10.png.
 
     Args:
-        folder: contains the images, or has them below `images/`; a warning names other files and turned images.
-        prompts: file with the text of each image in that order, one per line, or JSON lines with `prompt` and other
-            metadata, for example of GenEval. Without it each image is a cluster of its own in intervals.
+        folder: contains the images, or has them below `images/`; a warning names other files and rotated images.
+        prompts: file with the prompt of each image in that order, one per line, or JSON lines with `prompt` and other
+            metadata, for example of GenEval. None makes each image a cluster of its own in intervals.
 
     Raises:
-        SampleSetError: there are no images, two have one name, one cannot be decoded or is not 8-bit RGB, or prompts
-            are malformed or have another number.
+        SampleSetError: there are no images, two have one stem, one cannot be decoded or is not 8-bit RGB, or the
+            prompts are malformed or not as many as the images.
     """
 
     def __init__(self, folder: Path | str, prompts: Path | None = None) -> None:
@@ -65,11 +65,11 @@ def open_pair(
     """
     folders = [folder] if reference is None else [folder, reference]
     opened: list[SampleSet]
-    if prompts is None and all((one / "samples.jsonl").is_file() for one in folders):
-        opened = [open_samples(one) for one in folders]
+    if prompts is None and all((path / "samples.jsonl").is_file() for path in folders):
+        opened = [open_samples(path) for path in folders]
     else:
         check_names(folders)
-        opened = [PlainFolder(one, prompts) for one in folders]
+        opened = [PlainFolder(path, prompts) for path in folders]
     return opened[0], opened[1] if reference is not None else None
 
 
@@ -77,16 +77,16 @@ def list_images(folder: Path) -> list[Path]:
     """Return the images in a folder, or below its `images/`, in the natural order of their names.
 
     Raises:
-        SampleSetError: the folder is missing, has no images, or has two with one name.
+        SampleSetError: the folder is missing, has no images, or has two with one stem.
     """
     home = _find_home(folder)
     files = [path for path in _list_all(folder) if is_read(path)]
     if not files:
-        raise SampleSetError(f"{home}: holds no images ({', '.join(SUFFIXES)})")
+        raise SampleSetError(f"{home}: holds no images ({SHOWN})")
     stems = [path.stem for path in files]
     if len(set(stems)) < len(stems):
         twice = min(stem for stem in stems if stems.count(stem) > 1)
-        raise SampleSetError(f"{home}: two images are called {twice}")
+        raise SampleSetError(f"{home}: two images are called {twice}; rename one")
     return sorted(files, key=lambda path: (_natural(path.stem), path.stem))
 
 
@@ -96,7 +96,7 @@ def is_read(path: Path) -> bool:
 
 
 def warn_unread(folder: Path) -> None:
-    """Log a warning with number and names of what a folder holds beside images and hidden files."""
+    """Log a warning that counts and names what a folder holds apart from images and hidden files."""
     home = _find_home(folder)
     others = sorted(
         path.relative_to(home).as_posix() + "/" * path.is_dir()
@@ -109,9 +109,9 @@ def warn_unread(folder: Path) -> None:
 
 
 def mark_turned(folder: Path, files: Sequence[Path], digest: str) -> str:
-    """Return the digest of images as they are read, another one if some are turned; a warning has their number."""
-    found = zip(files, map_in_threads(_is_turned, files), strict=True)
-    turned = [path.name for path, is_turned in found if is_turned]
+    """Return `digest`, or a different digest if EXIF rotates images; a warning counts and names these."""
+    pairs = zip(files, map_in_threads(_is_turned, files), strict=True)
+    turned = [path.name for path, is_turned in pairs if is_turned]
     if not turned:
         return digest
     some = ", ".join(turned[:MAX_SHOWN]) + (", ..." if len(turned) > MAX_SHOWN else "")
@@ -138,17 +138,17 @@ def _list_all(folder: Path) -> list[Path]:
 
 
 def check_names(folders: list[Path]) -> None:
-    """Raise a SampleSetError with the missing images if folders do not hold images of the same names."""
+    """Check that folders hold images of equal stems; a SampleSetError names up to five missing ones."""
     names = [{path.stem for path in list_images(folder)} for folder in folders]
-    for folder, own in zip(folders, names, strict=True):
-        if missing := set().union(*names) - own:
+    for folder, present in zip(folders, names, strict=True):
+        if missing := set().union(*names) - present:
             some = ", ".join(sorted(missing)[:5])
             raise SampleSetError(f"{folder}: lacks {len(missing)} images of the other folder: {some}")
 
 
 def _natural(name: str) -> list[str | int]:
-    """Return the sort key of a name: alternating texts and numbers."""
-    return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]+)", name))]
+    """Return the sort key of a name: alternating strings and integers."""
+    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
 def _read_prompts(path: Path, images: int) -> list[tuple[str, dict[str, object]]]:

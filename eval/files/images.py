@@ -17,7 +17,7 @@ from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in
 
 
 class ImageSet(SampleSet):
-    """Images of a run by index: `images/000017.png` and a line in `samples.jsonl` for each.
+    """Images of a run by index, each with `images/000017.png` and a line in `samples.jsonl`.
 
     Raises:
         SampleSetError: records or images are missing, surplus, altered, truncated or not RGB.
@@ -27,7 +27,7 @@ class ImageSet(SampleSet):
     suffix: ClassVar[str] = ".png"
 
     def image(self, index: int) -> NDArray[np.uint8]:
-        """Return the pixels uint8 [H, W, 3], RGB."""
+        """Return the RGB pixels uint8 [H, W, 3] of an image, upright."""
         with open_picture(self._path(index)) as image:
             return np.array(ImageOps.exif_transpose(image))
 
@@ -36,7 +36,7 @@ class ImageSet(SampleSet):
         return np.stack(map_in_threads(self.image, indices))
 
     def batches(self, size: int, title: str, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
-        """Yield consecutive `indices` (default all), at most `size` of one image size, with a progress bar."""
+        """Yield runs of `indices` (None for all), at most `size` images of equal size each, with a progress bar."""
         chosen = self.indices if indices is None else indices
         with make_bar(total=len(chosen), desc=title, unit="image", mininterval=1.0) as bar:
             for _, run in groupby(chosen, lambda index: self.samples[index].size):
@@ -49,12 +49,12 @@ class ImageSet(SampleSet):
         return map(self.stack, self.batches(size, title))
 
     def export(self, index: int, target: Path) -> None:
-        """Link an image's file to another path, or copy it if links are not possible."""
+        """Replace `target` by a link to an image's file, or by a copy if links are not possible."""
         target.unlink(missing_ok=True)
         link_or_copy(self._path(index), target)
 
     def grid(self, indices: Sequence[int]) -> Image.Image:
-        """Return a picture of images in rows of two, or of a single image; an empty cell is black.
+        """Return images of one size in rows of two, or a single image, as one picture; an empty cell is black.
 
         Raises:
             ValueError: the images have several sizes.
@@ -64,8 +64,8 @@ class ImageSet(SampleSet):
             raise ValueError(f"images {list(indices)} have several sizes: {sorted(sizes)}")
         [(width, height)] = sizes
         picture = Image.new("RGB", (width * min(len(indices), 2), height * -(-len(indices) // 2)))
-        for number, index in enumerate(indices):
-            picture.paste(Image.fromarray(self.image(index)), (number % 2 * width, number // 2 * height))
+        for cell, index in enumerate(indices):
+            picture.paste(Image.fromarray(self.image(index)), (cell % 2 * width, cell // 2 * height))
         return picture
 
     def _checked(self, sample: Sample) -> Sample:
@@ -75,7 +75,7 @@ class ImageSet(SampleSet):
 def read_size(path: Path, data: bytes, *, decode: bool = False) -> tuple[int, int]:
     """Return width and height of an image file with content `data`.
 
-    `decode` also checks that all pixels are readable, and returns the size of the image turned upright.
+    `decode` also checks that all pixels are readable, and returns the size of the upright image.
 
     Raises:
         SampleSetError: the content is not an image, is truncated, has too many pixels, or is not 8-bit RGB without

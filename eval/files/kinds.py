@@ -1,4 +1,4 @@
-"""Kinds of samples and their files: images as PNG, texts as UTF-8, texts that were read as safetensors."""
+"""Kinds of samples and their files: images as PNG, generated texts as UTF-8, scored texts as safetensors."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -60,26 +60,32 @@ def _encode_image(pixels: Any) -> bytes:
     return buffer.getvalue()
 
 
+def _encode_text(generated: Any) -> bytes:
+    return str(generated.text).encode()
+
+
+def _describe_text(generated: Any) -> Mapping[str, object]:
+    return {"tokens": generated.tokens, "ended": generated.ended}
+
+
 IMAGES = SampleKind(ImageSet, _encode_image)
-TEXTS = SampleKind(
-    TextSet, lambda text: text.text.encode(), lambda text: {"tokens": text.tokens, "ended": text.ended}
-)
+TEXTS = SampleKind(TextSet, _encode_text, _describe_text)
 READINGS = SampleKind(ReadingSet, ScoredText.encode, ScoredText.describe)
 
 
 @cache
 def list_kinds() -> Mapping[str, SampleKind]:
-    """Return all kinds of samples by name; installed plugins may add some.
+    """Return all kinds of samples, plugins' included, by name.
 
     Raises:
         ConfigError: a plugin's entry is not a new `SampleKind`.
     """
-    kinds = {one.kind: one for one in (IMAGES, TEXTS, READINGS)}
+    kinds = {known.kind: known for known in (IMAGES, TEXTS, READINGS)}
     for entry in entry_points(group=PLUGINS):
-        one = entry.load()
-        if not isinstance(one, SampleKind) or one.kind in kinds:
+        added = entry.load()
+        if not isinstance(added, SampleKind) or added.kind in kinds:
             raise ConfigError(f"entry point {entry.name} of {PLUGINS}: {entry.value} is not a new SampleKind")
-        kinds[one.kind] = one
+        kinds[added.kind] = added
     return kinds
 
 
@@ -101,7 +107,7 @@ def find_stored_kind(folder: Path) -> SampleKind | None:
 
 
 def open_samples(folder: Path, indices: Sequence[int] | None = None) -> SampleSet:
-    """Open a run folder of any kind, images if it has no samples; a SampleSetError if it cannot be scored.
+    """Open a run folder of any kind, as images if it has no samples; a SampleSetError if it cannot be scored.
 
     Args:
         folder: the run.

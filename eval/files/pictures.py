@@ -16,11 +16,11 @@ from kvbench.core.files import open_file
 from kvbench.eval.files.samples import SampleSetError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-"""Pillow's names of accepted formats. Its readers of other formats may start programs. An MPO file counts as JPEG."""
+"""Pillow's names of accepted formats; an MPO file counts as JPEG. Pillow may start programs to read other formats."""
 PREFIX_BYTES = 16
-"""First bytes of a file, by which Pillow tells formats."""
+"""Number of first bytes by which Pillow recognises formats."""
 MAX_PIXELS = 2**26
-"""Largest number of pixels of an image, 8192 x 8192."""
+"""Maximum number of pixels of an image, 8192 x 8192."""
 BOUND = f": an image may have {MAX_PIXELS} (8192 x 8192); reduce or remove it"
 DAMAGE_ERRORS = (OSError, ValueError, TypeError, SyntaxError, EOFError, struct.error, zlib.error)
 """Errors that Pillow raises for damaged files."""
@@ -29,11 +29,11 @@ _OPENING = threading.Lock()  # filters of warnings are shared by all threads
 
 @contextlib.contextmanager
 def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]:
-    """Open an image file, of which only the header is read; `data` is its content if it is known.
+    """Open an image file and read only its header; `data` is the file's content, None to read the file.
 
     Raises:
-        SampleSetError: the file is not an image of `FORMATS`, is animated, has more than `MAX_PIXELS` pixels, or cannot
-            be decoded in the block.
+        SampleSetError: the file is not an image in one of `FORMATS`, is animated, has more than `MAX_PIXELS` pixels, or
+            cannot be decoded in the block.
     """
     try:
         with open_file(path) if data is None else io.BytesIO(data) as source, _read_header(source) as image:
@@ -46,7 +46,7 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]
         flaw = f"has {width} x {height} pixels{BOUND}"
         if frames > 1:
             flaw = f"is animated: save one of its {frames} frames as an image"
-    except SampleSetError:  # it concerns another picture that the block opened
+    except SampleSetError:  # about another picture that the block opened
         raise
     except Image.DecompressionBombError:
         flaw = f"has too many pixels{BOUND}"
@@ -87,13 +87,12 @@ def _read_header(source: IO[bytes]) -> Image.Image:
 
 
 def _describe_format(prefix: bytes) -> str:
-    """Return the format of a content that is not opened, which its first bytes tell."""
+    """Describe unsupported content by its first bytes, for an error."""
     Image.init()
-    tests = {name: test for name, (_, test) in Image.OPEN.items() if test is not None}
-    found = next(
-        (name for name, test in tests.items() if test(prefix.ljust(PREFIX_BYTES, b"\0")) is True), None
-    )
-    return f"is {found}; {', '.join(FORMATS)} are read, convert it" if found else "has no known format"
+    padded = prefix.ljust(PREFIX_BYTES, b"\0")
+    tests = [(name, test) for name, (_, test) in Image.OPEN.items() if test is not None]
+    kind = next((name for name, test in tests if test(padded) is True), None)
+    return f"is {kind}; {', '.join(FORMATS)} are read, convert it" if kind else "has no known format"
 
 
 def _first_line(error: BaseException) -> str:

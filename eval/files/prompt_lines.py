@@ -1,4 +1,4 @@
-"""Prompts in text and JSON lines files, read alike by runs and by the command that scores folders."""
+"""Prompts in text and JSON lines files, for runs and for the command that scores folders."""
 
 import json
 import math
@@ -14,15 +14,15 @@ MAX_DEPTH = 64
 
 
 def parse_lines(text: str) -> list[Entry]:
-    r"""Return the lines of a text that are not blank, stripped. Only `\n` ends a line, U+2028 does not."""
+    r"""Return the non-blank lines of a text, stripped and without metadata; only `\n` ends a line, U+2028 does not."""
     return [(number, line.strip(), {}) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def parse_json_lines(text: str, key: str = "prompt") -> list[Entry]:
-    """Return a field of each line that is not blank, with the line's fields as metadata.
+    """Return the field `key` of each non-blank line, with all fields of the line as metadata.
 
     Raises:
-        ValueError: a line is not an object with a non-empty text under the key, or `check_record` refuses it.
+        ValueError: a line is not an object with a non-empty string under the key, or `check_record` fails.
     """
     entries: list[Entry] = []
     for number, line, _ in parse_lines(text):
@@ -32,23 +32,18 @@ def parse_json_lines(text: str, key: str = "prompt") -> list[Entry]:
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"line {number} is not a JSON object with `{key}`") from None
         if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"line {number}: `{key}` must be a non-empty text")
+            raise ValueError(f"line {number}: `{key}` must be a non-empty string")
         check_record(number, line, record)
         entries.append((number, value, record))
     return entries
 
 
 def check_record(number: int, line: str, record: Mapping[str, object]) -> None:
-    """Check that later steps can store the values of a line of JSON.
-
-    Args:
-        number: number of the line.
-        line: its text.
-        record: its values.
+    """Check that files of a run can hold the values `record` of a line of JSON.
 
     Raises:
-        ValueError: an object has a key twice, values are nested too deeply, a number is not finite or too large for
-            a run's files, or `check_letters` refuses a text.
+        ValueError: an object repeats a key, values are nested too deeply, a number is not finite or too large for a
+            run's files, or `check_letters` fails.
     """
     try:
         _check_values(record, MAX_DEPTH)
@@ -63,7 +58,7 @@ def _check_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"`{twice}` is there twice; leave one out")
+        raise ValueError(f"key `{twice}` is repeated; remove one")
     return record
 
 
@@ -75,7 +70,7 @@ def _check_values(value: object, depth: int) -> None:
     if isinstance(value, int | float) and abs(value) > (
         MAX_INTEGER if isinstance(value, int) else MAX_NUMBER
     ):
-        raise ValueError(f"{value!s:.20} is too large for a number; write a text")
+        raise ValueError(f"{value!s:.20} is too large for a number; write a string")
     if isinstance(value, Mapping):
         value = list(value.values())
     for item in value if isinstance(value, list) else ():
@@ -83,10 +78,7 @@ def _check_values(value: object, depth: int) -> None:
 
 
 def check_letters(value: object) -> None:
-    """Raise a ValueError for characters in a JSON value that no UTF-8 file can hold.
-
-    These are halves of surrogate pairs and null characters.
-    """
+    """Raise a ValueError for half of a surrogate pair or a null character in a JSON value, which no text file holds."""
     written = json.dumps(value, ensure_ascii=False, default=str)
     try:
         written.encode()

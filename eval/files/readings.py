@@ -1,4 +1,4 @@
-"""Folders of texts under forced decoding."""
+"""Folders of texts that were scored by forced decoding."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -11,7 +11,7 @@ FORCED = "forced"
 
 
 class ReadingSet(SampleSet):
-    """Texts of a run by index: `readings/000017.safetensors` and a line in `samples.jsonl` for each.
+    """Scored texts of a run by index, each with `readings/000017.safetensors` and a line in `samples.jsonl`.
 
     Raises:
         SampleSetError: records or files are missing, surplus, altered or damaged.
@@ -21,18 +21,14 @@ class ReadingSet(SampleSet):
     suffix: ClassVar[str] = ".safetensors"
 
     def reading(self, index: int) -> ScoredText:
-        """Return the record of a text.
-
-        Raises:
-            SampleSetError: the file is damaged.
-        """
+        """Return the scores of a text; a SampleSetError if the file is damaged."""
         try:
             return ScoredText.read(self._path(index))
         except ValueError as error:
             raise SampleSetError(str(error)) from None
 
     def readings(self) -> Iterator[tuple[int, ScoredText]]:
-        """Yield index and record of all texts in order."""
+        """Yield index and scores of all texts in order."""
         for index in self.indices:
             yield index, self.reading(index)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from kvbench.core.files import hash_content, hash_path, name_sample, parse_json, read_bytes, read_text
 
 MAX_SHOWN = 5  # number of indices in an error message
-THREADS = 4  # reading threads; Pillow and hashing release the GIL
+THREADS = 4  # reading threads, since Pillow and hashing release the GIL
 
 REWRITTEN_FROM = "rewritten_from"
 """Metadata key of the original prompt, if the model received a rewritten one."""
@@ -29,14 +29,14 @@ class Sample:
     """One line of samples.jsonl.
 
     Attributes:
-        index: number of the sample, which names its file.
+        index: index of the sample in the run, which names its file.
         seed: seed of the run.
-        prompt: the prompt; empty if unknown.
+        prompt: the model's prompt; empty if unknown.
         sha256: hash of the file.
         meta: metadata of the prompt, such as its GenEval line.
-        size: width and height in pixels, read from the image; zeros for a text.
+        size: width and height in pixels, from the image's file; zeros for a text.
         tokens: number of generated tokens of a text, including the end; None for an image.
-        ended: whether a text ended by itself, instead of being truncated.
+        ended: whether a text ended by itself; false if it was truncated.
     """
 
     index: int
@@ -55,12 +55,12 @@ class Sample:
 
     @property
     def cluster(self) -> str:
-        """Name of the cluster, by which samples are resampled: the prompt, or the index without a prompt."""
+        """Name of the cluster by which samples are resampled: the prompt, or the index if the prompt is unknown."""
         return self.original or f"sample {self.index}"
 
 
 class SampleSet:
-    """Samples of a run by index: a file (see `name_sample`) and a line in `samples.jsonl` for each.
+    """Samples of a run by index, each with a file (see `name_sample`) and a line in `samples.jsonl`.
 
     Every file is read once and checked against its record.
 
@@ -113,7 +113,7 @@ class SampleSet:
         return other
 
     def meta(self, index: int) -> dict[str, object]:
-        """Return the metadata of the prompt of a sample's index."""
+        """Return the metadata of a sample's prompt."""
         return self.samples[index].meta
 
     def _digest(self) -> str:
@@ -124,18 +124,14 @@ class SampleSet:
         return self.folder / self.kind / name_sample(index, self.suffix)
 
     def _check_names(self, indices: set[int]) -> None:
-        place = self.folder / self.kind
-        present = {path.relative_to(place).as_posix() for path in place.rglob(f"*{self.suffix}")}
+        folder = self.folder / self.kind
+        present = {path.relative_to(folder).as_posix() for path in folder.rglob(f"*{self.suffix}")}
         expected = {name_sample(index, self.suffix) for index in indices}
         # The listing of a network file system may be outdated; a single name is looked up.
-        if missing := sorted(name for name in expected - present if not (place / name).is_file()):
-            raise SampleSetError(
-                f"{self.folder}: samples.jsonl names {self.kind} that are not there: {_some(missing)}"
-            )
+        if missing := sorted(name for name in expected - present if not (folder / name).is_file()):
+            raise SampleSetError(f"{self.folder}: missing {self.kind} of samples.jsonl: {_some(missing)}")
         if extra := sorted(present - expected):
-            raise SampleSetError(
-                f"{self.folder}: {self.kind} without a line in samples.jsonl: {_some(extra)}"
-            )
+            raise SampleSetError(f"{self.folder}: {self.kind} that samples.jsonl lacks: {_some(extra)}")
 
     def _checked(self, sample: Sample) -> Sample:
         self._compare(sample, hash_path(self._path(sample.index)))
@@ -155,7 +151,7 @@ class SampleSet:
 
 
 def map_in_threads(function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
-    """Map a function over items with a few threads; values keep the order."""
+    """Map a function over items with a few threads; results keep the order of the items."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(function, items))
 
@@ -172,7 +168,7 @@ def check_same_samples(
         attributes: attributes that must be equal, such as `seed` and `prompt`.
 
     Raises:
-        SampleSetError: the sets differ; the message has the first differences.
+        SampleSetError: the sets differ; the message names the first difference.
     """
     for side, missing in (("first", theirs.keys() - ours.keys()), ("second", ours.keys() - theirs.keys())):
         if missing:
@@ -189,7 +185,7 @@ def check_same_samples(
 
 
 def group_indices(indices: Iterable[int], names: Iterable[Name]) -> dict[Name, list[int]]:
-    """Return the indices that have the same name, by name, in order; `names` has one for each index."""
+    """Group indices by name, in order; `names` has the name of each index."""
     groups: dict[Name, list[int]] = {}
     for index, name in zip(indices, names, strict=True):
         groups.setdefault(name, []).append(index)
@@ -197,7 +193,7 @@ def group_indices(indices: Iterable[int], names: Iterable[Name]) -> dict[Name, l
 
 
 def read_samples(path: Path) -> dict[int, Sample]:
-    """Return the records of a samples.jsonl by index; a SampleSetError if it has none or is malformed."""
+    """Return the records of a samples.jsonl by index; a SampleSetError if the file is missing, empty or malformed."""
     if not path.is_file():
         raise SampleSetError(f"{path} is missing: one JSON line per sample with index, seed, prompt, sha256")
     samples: dict[int, Sample] = {}
@@ -239,7 +235,7 @@ def read_samples(path: Path) -> dict[int, Sample]:
 
 
 def _parse_lines(lines: Sequence[str]) -> list[Any] | None:
-    """Return the values of lines, parsed at once, which takes a third of the time; None if a line is not a value."""
+    """Parse all lines at once, in a third of the time of single lines; return None if a line is not one JSON value."""
     try:
         values = parse_json(f"[{','.join(lines)}]")
     except ValueError:

@@ -1,7 +1,7 @@
 """Store of features on disk, computed once for a set of images, a protocol and a weight file.
 
-Files are written atomically with a hash of their numbers. Features are computed again if a file is damaged or was
-written with other versions of the libraries that read and resize images.
+Files are written atomically with a hash of their values. Features are computed again if a file is damaged or was
+written with different versions of the libraries that read and resize images.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 INDEX, METADATA = "index", "kvbench"
 LIBRARIES = ("torch", "pillow")  # libraries that decode, resize and multiply
-MAX_SETS = 4  # number of sets in memory: a run and its reference on two networks
+MAX_SETS = 4  # maximum number of sets in memory: a run and its reference on two networks
 
 Arrays = Mapping[str, NDArray[np.float32]]
 
@@ -37,7 +37,7 @@ class StoredFeatures:
 
     Attributes:
         arrays: float32 [n, ...] by name, one row per image.
-        reused: whether the arrays were stored instead of computed.
+        reused: whether the arrays come from the store instead of the network.
     """
 
     arrays: Arrays
@@ -69,7 +69,7 @@ def load_features(
         compute: function that returns float32 arrays with one row per index.
 
     Raises:
-        ValueError: computed features are not finite, or have another number of rows.
+        ValueError: computed features are not finite, or not one row per index.
     """
     path = find_folder() / f"{digest}-{protocol}-{sha256[:8]}.safetensors"
     identity = {"images": digest, "protocol": protocol, "weights": sha256}
@@ -120,7 +120,7 @@ def _write(path: Path, identity: Mapping[str, str], arrays: Arrays, indices: Seq
     # A single entry, because the order of several entries varies.
     metadata = json.dumps({**identity, "content": _content(tensors)}, sort_keys=True)
     try:
-        # `save_file` restricts reading to the owner
+        # `save_file` makes owner-only files.
         write_whole(path, serialize(tensors, {METADATA: metadata}))
     except (SafetensorError, OSError) as error:
         log.warning("features cannot be kept in %s (%s): the next process computes them again", path, error)

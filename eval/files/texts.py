@@ -9,7 +9,7 @@ from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError
 
 
 class TextSet(SampleSet):
-    """Texts of a run by index: `texts/000017.txt` in UTF-8 and a line in `samples.jsonl` for each.
+    """Texts of a run by index, each with `texts/000017.txt` in UTF-8 and a line in `samples.jsonl`.
 
     Raises:
         SampleSetError: records or texts are missing, surplus, altered or not UTF-8, or a record has no `tokens`.
@@ -19,7 +19,7 @@ class TextSet(SampleSet):
     suffix: ClassVar[str] = ".txt"
 
     def text(self, index: int) -> str:
-        """Return the generated text of an index, without its prompt."""
+        """Return the generated text of a sample, without its prompt."""
         return read_bytes(self._path(index)).decode()
 
     def read(self, title: str) -> Iterator[tuple[int, str]]:
@@ -38,11 +38,11 @@ class TextSet(SampleSet):
 
 
 def find_difference(text: str, other: str) -> int | None:
-    """Return the number of the first character that differs; None for equal texts.
+    """Return the index of the first character that differs, from 0; None for equal texts.
 
     >>> find_difference("a red circle", "a red cube"), find_difference("so", "so on"), find_difference("so", "so")
     (7, 2, None)
     """
     pairs = zip(text, other, strict=False)
-    places = (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs)
-    return next(places, None if text == other else min(len(text), len(other)))
+    indices = (index for index, (first, second) in enumerate(pairs) if first != second)
+    return next(indices, None if text == other else min(len(text), len(other)))

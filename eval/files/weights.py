@@ -16,16 +16,16 @@ from kvbench.eval.files.digests import hash_files_at
 
 HOME_VARIABLE = "KVBENCH_WEIGHTS"
 HOME = "~/.cache/kvbench/weights"
-"""Folder of fetched files, which is always searched."""
+"""Folder of fetched files, which is searched after $KVBENCH_WEIGHTS."""
 FETCH_COMMAND = "make weights (python -m kvbench.eval.files.fetch)"
 TORCH_CACHES = ("$TORCH_HOME/hub/checkpoints", "~/.cache/torch/hub/checkpoints")
 MAX_REASON = 500
-"""Maximum number of characters of a library's reason."""
+"""Maximum number of characters of a library's error in a message."""
 HUB_CACHES = ("$HF_HUB_CACHE", "$HF_HOME/hub", "~/.cache/huggingface/hub")
 
 
 class WeightError(RuntimeError):
-    """A weight file is missing or has another hash."""
+    """A weight file is missing or its hash differs."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,25 @@ class Weight:
 
     Attributes:
         file: name of the file.
-        url: address of the file.
+        url: address of the file; empty if it cannot be fetched.
         sha256: expected hash; None accepts any content, whose hash is recorded.
-        size: number of bytes.
-        places: folders of library caches, with ~ and $VARIABLES.
+        size: number of bytes; None if unknown.
+        caches: folders of library caches, with ~ and $VARIABLES.
         how: remedy for a file without an address.
-        path: configured path; `pkg://package/inside/it` is a file of a package.
+        path: configured path; `pkg://package/inside/it` is a file of a package. None searches `candidates`.
     """
 
     file: str
     url: str = ""
     sha256: str | None = None
     size: int | None = None
-    places: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
     how: str = ""
     path: str | None = None
 
     @classmethod
     def at(cls, url: str, sha256: str | None = None, **more: Any) -> "Weight":
-        """Return the file at an address, named by its last part."""
+        """Return the file at an address, named by the last part of the address."""
         return cls(url.rpartition("/")[2], url, sha256, **more)
 
     def find(self) -> Path | None:
@@ -61,10 +61,10 @@ class Weight:
 
     @property
     def candidates(self) -> list[Path]:
-        """Search paths, best first: the configured one, or $KVBENCH_WEIGHTS, our folder and library caches."""
+        """Search paths, best first: `path`, or else $KVBENCH_WEIGHTS, `HOME` and library caches."""
         if self.path is not None:
             return [resolve_path(self.path)]
-        return [folder / self.file for folder in (*_homes(), *map(resolve_path, self.places))]
+        return [folder / self.file for folder in (*_homes(), *map(resolve_path, self.caches))]
 
     @property
     def pinned(self) -> bool:
@@ -72,11 +72,7 @@ class Weight:
         return self.sha256 is not None
 
     def require(self) -> tuple[Path, str]:
-        """Return the file and its SHA-256.
-
-        Raises:
-            WeightError: the file is missing or has another hash.
-        """
+        """Return the file and its SHA-256; a WeightError if the file is missing or its hash differs."""
         path = self.find()
         if path is None:
             raise WeightError(self.remedy())
@@ -91,7 +87,7 @@ class Weight:
         return _remedy(self.file, self.path, "" if self.url else self.how)
 
     def _replacement(self) -> str:
-        """Return the remedy for a file that is another."""
+        """Return the remedy for a wrong file."""
         if self.path is not None:
             return "Correct the setting that names it, or fetch the file again"
         return self.how or f"Delete it and get it again with: {FETCH_COMMAND}"
@@ -105,8 +101,8 @@ class Weight:
             f"sha256 {self.sha256}" if self.sha256 else "its hash is not published; it will be recorded"
         ]
         command = f"curl -fL --create-dirs -o {_shown_home()}/{self.file} {self.url}"
-        places = " or ".join((f"${HOME_VARIABLE}", HOME, *self.places))
-        return f"Get {self.url} ({', '.join(facts)}), put it in {places}, for example: {command}"
+        folders = " or ".join((f"${HOME_VARIABLE}", HOME, *self.caches))
+        return f"Get {self.url} ({', '.join(facts)}), put it in {folders}, for example: {command}"
 
 
 @dataclass(frozen=True)
@@ -114,12 +110,12 @@ class Snapshot:
     """A folder of files from a repository of the Hugging Face Hub.
 
     Attributes:
-        repo: owner/name; the folder has the name.
+        repo: owner/name; the folder is called `name`.
         files: required files.
         revision: branch or commit to fetch.
         sha256: known hashes by file; hashes of other files are recorded.
-        path: configured path.
-        how: remedy for a folder that is not fetched with the others.
+        path: configured path; None searches `candidates`.
+        how: remedy for a folder that cannot be fetched; empty if it can.
     """
 
     repo: str
@@ -146,11 +142,7 @@ class Snapshot:
         return next(complete, None)
 
     def require(self) -> tuple[Path, dict[str, str]]:
-        """Return the folder and the SHA-256 of each file, by repository and name.
-
-        Raises:
-            WeightError: a file is missing or has another hash.
-        """
+        """Return the folder and the SHA-256 of each file by `<repo>/<file>`; a WeightError as of `Weight.require`."""
         folder = self.find()
         if folder is None:
             raise WeightError(self.remedy())
@@ -163,7 +155,7 @@ class Snapshot:
         return folder, hashes
 
     def remedy(self) -> str:
-        """Return one line with the remedy, which names the files that are missing in a configured folder."""
+        """Return one line with the remedy, which names the missing files of a configured folder."""
         if self.path is None:
             return _remedy(self.file, None, self.how)
         folder = resolve_path(self.path)
@@ -187,25 +179,25 @@ class Snapshot:
 
     @property
     def candidates(self) -> list[Path]:
-        """Search paths, best first: the configured one, or $KVBENCH_WEIGHTS, our folder and the Hub's caches."""
+        """Search paths, best first: `path`, or else $KVBENCH_WEIGHTS, `HOME` and the Hub's caches."""
         if self.path is not None:
             return [resolve_path(self.path)]
-        own = [folder / self.file for folder in _homes()]
+        paths = [folder / self.file for folder in _homes()]
         for cache in HUB_CACHES:
             root = resolve_path(cache) / f"models--{self.repo.replace('/', '--')}"
             branch = root / "refs" / self.revision
             commit = read_text(branch).strip() if branch.is_file() else self.revision
-            own.append(root / "snapshots" / commit)
-        return own
+            paths.append(root / "snapshots" / commit)
+        return paths
 
 
 def find_wrong(weights: Iterable[Weight | Snapshot]) -> list[str]:
-    """Return a line for each file whose SHA-256 is not the known one; missing files are left out."""
+    """Return a line for each file whose SHA-256 differs from the known one; missing files are left out."""
     lines = []
-    for one in weights:
-        if one.find() is not None and one.sha256:
+    for weight in weights:
+        if weight.find() is not None and weight.sha256:
             try:
-                one.require()
+                weight.require()
             except WeightError as error:
                 lines.append(str(error))
     return lines
@@ -213,17 +205,16 @@ def find_wrong(weights: Iterable[Weight | Snapshot]) -> list[str]:
 
 @contextlib.contextmanager
 def loading(weights: Iterable[Weight | Snapshot]) -> Iterator[None]:
-    """Turn errors of a network that is loaded into one line, if a file without a known hash may be the cause.
+    """Turn errors of loading a network into a WeightError that names its files without a known hash, if there are any.
 
-    Raises:
-        WeightError: names these files and their hashes.
+    MemoryError, ImportError and torch's OutOfMemoryError pass.
     """
     try:
         yield
     except (WeightError, ImportError, MemoryError):
         raise
     except Exception as error:
-        files = [file for one in weights if not one.sha256 for file in _list_found(one)]
+        files = [file for weight in weights if not weight.sha256 for file in _list_found(weight)]
         if not files or type(error).__name__ == "OutOfMemoryError":
             raise
         unsafe = isinstance(error, pickle.UnpicklingError)  # torch's message recommends unsafe loading
@@ -234,32 +225,32 @@ def loading(weights: Iterable[Weight | Snapshot]) -> Iterator[None]:
         ) from error
 
 
-def _list_found(one: Weight | Snapshot) -> list[Path]:
-    path = one.find()
+def _list_found(weight: Weight | Snapshot) -> list[Path]:
+    path = weight.find()
     if path is None:
         return []
-    return [path] if isinstance(one, Weight) else [path / name for name in one.files]
+    return [path] if isinstance(weight, Weight) else [path / name for name in weight.files]
 
 
 def _first_line(error: Exception) -> str:
-    """Return the beginning of an error's message; errors of this package are `ValueError`s that say all."""
+    """Return the beginning of an error's message, after its type unless it is a `ValueError`, as of this package."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kind = "" if type(error) is ValueError else f"{type(error).__name__} "
     return f"{kind}{' '.join(lines[:2])}"[:MAX_REASON]
 
 
 def fetched_path(weight: Weight | Snapshot) -> Path:
-    """Return the path of a fetched file or folder, in $KVBENCH_WEIGHTS if it is set, else in our folder."""
+    """Return the path of a fetched file or folder, in $KVBENCH_WEIGHTS if it is set, else in `HOME`."""
     return _homes()[0] / weight.file
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, which is read again only if it changed; see `hash_files_at`."""
+    """Return the SHA-256 of a file, which is cached while the file is unchanged; see `hash_files_at`."""
     return hash_files_at(path)[path.name]
 
 
 def _homes() -> list[Path]:
-    """Return our folders; files are fetched into the first one."""
+    """Return the folders of fetched files; files are fetched into the first one."""
     named = os.environ.get(HOME_VARIABLE)
     return [resolve_path(folder) for folder in (*([named] if named else []), HOME)]
 

@@ -39,7 +39,7 @@ class MaskedInstance(Instance):
 class ClipColors(Component):
     """CLIP as in GenEval: the vector of a colour is the mean over three sentences about an object of the class.
 
-    OpenAI's ViT-L-14 with QuickGELU in float32; the official program uses autocast.
+    OpenAI's ViT-L-14 with QuickGELU in float32; the official code uses autocast.
 
     Attributes:
         path: path of the network's file, if it is neither in $KVBENCH_WEIGHTS nor in CLIP's cache.
@@ -53,7 +53,7 @@ class ClipColors(Component):
     packages: ClassVar[tuple[str, ...]] = PACKAGES
 
     def load(self, device: str) -> tuple[Colors, Mapping[str, str]]:
-        """Load the network; return a function that makes an image's colour classifier, and the hash of the file."""
+        """Load the network; return a function from an image to its colour classifier, and the hash of the file."""
         [file], hashes = self.require()
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
         vectors: dict[str, Tensor] = {}
@@ -64,7 +64,7 @@ class ClipColors(Component):
                     vectors[label] = color_vectors(clip, label)
                 crops = torch.stack([clip.transform(cut_out(pixels, instance)) for instance in instances])
                 nearest = (clip.images(crops) @ vectors[label].T).argmax(-1)
-                return [COLORS[number] for number in nearest.tolist()]
+                return [COLORS[index] for index in nearest.tolist()]
 
             return classify
 
@@ -72,13 +72,13 @@ class ClipColors(Component):
 
 
 def color_vectors(clip: Clip, label: str) -> Tensor:
-    """Return the unit vector of each colour for objects of a class, [10, D]: the mean over sentences."""
+    """Return the unit vector of each colour for objects of a class, float32 [10, D]: the mean over sentences."""
     sentences = [t.format(color=color, label=label) for color in COLORS for t in TEMPLATES]
     return F.normalize(clip.texts(sentences).unflatten(0, (len(COLORS), len(TEMPLATES))).mean(1), dim=-1)
 
 
 def cut_out(pixels: Pixels, instance: Instance) -> Image.Image:
-    """Return the part of an image inside an object's box, grey outside its mask; a TypeError without a mask."""
+    """Return the part of an image in an object's box, grey outside its mask; a TypeError if it has no mask."""
     if not isinstance(instance, MaskedInstance):
         raise TypeError(f"colours need masks, and {type(instance).__name__} has none")
     masked = np.where(instance.mask[..., None], pixels, np.array(BACKGROUND, np.uint8))

@@ -1,7 +1,7 @@
 """GenEval's detector `mask2former-hf`: Mask2Former (Cheng et al., arXiv:2112.01527) by transformers.
 
-The official detector is the same architecture from another training run, in mmdetection. Its scores differ, most of
-all for counting, so the metrics have different names.
+The official detector has the same architecture, from another training run in mmdetection. Its scores differ, mostly
+for counting, so the metrics have different names.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ MASK2FORMER = Snapshot(
     "facebook/mask2former-swin-small-coco-instance",
     ("config.json", "preprocessor_config.json", "model.safetensors"),
 )
-DIVISOR = 32
+DIVISOR = 32  # sides of the padded input are multiples of it, as in mmdetection
 MAX_INSTANCES = 100
-"""Number of instances of an image that mmdetection keeps."""
+"""Maximum number of instances of an image, as in mmdetection."""
 MIN_SCORE = 0.1
-"""Smallest score of a recorded instance; GenEval's thresholds are 0.3 and 0.9."""
+"""Minimum score of a recorded instance; GenEval's thresholds are 0.3 and 0.9."""
 
 CLASSES = tuple(
     """person|bicycle|car|motorcycle|airplane|bus|train|truck|boat|traffic light|fire hydrant|stop sign|parking meter|
@@ -59,8 +59,8 @@ class Mask2Former(DetectorModel):
 
     Attributes:
         path: path of the model's folder, if it is neither in $KVBENCH_WEIGHTS nor in the Hub's cache.
-        shortest: length in pixels to which the shorter side is resized,
-        longest: unless the longer side would exceed this length.
+        shortest: length in pixels to which the shorter side is resized, if `longest` allows it.
+        longest: maximum length of the longer side in pixels.
         colors: the colour classifier.
         model: files of the folder.
     """
@@ -77,8 +77,8 @@ class Mask2Former(DetectorModel):
         """Load both networks from local files.
 
         Raises:
-            WeightError: a file is missing or has another hash.
-            ValueError: weights are missing in the folder, or the model's classes are not COCO's 80 classes.
+            WeightError: a file is missing or its hash differs.
+            ValueError: the weight file lacks tensors, or the model's classes are not COCO's 80 classes.
         """
         from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor
 
@@ -110,7 +110,7 @@ def find_instances(
     size: tuple[int, int],
     min_score: float = MIN_SCORE,
 ) -> list[MaskedInstance]:
-    """Return the instances that mmdetection would find, best score first.
+    """Return the instances that mmdetection would find, in descending order of scores.
 
     The 100 best pairs of query and class are used. Masks are interpolated (bilinear) to the network's input, cropped
     to `valid` and interpolated to the image. The score is class probability x mean mask probability inside the mask.
@@ -120,15 +120,15 @@ def find_instances(
         padded: height and width of the network's input.
         valid: height and width of the input without padding.
         size: height and width of the image.
-        min_score: smallest score of a returned instance.
+        min_score: minimum score of a returned instance.
     """
     classes = output.class_queries_logits[0].softmax(-1)[:, :-1]
     scores, best = classes.flatten().topk(min(MAX_INSTANCES, classes.numel()))
     instances = []
-    for score, number in zip(scores.tolist(), best.tolist(), strict=True):
+    for score, pair in zip(scores.tolist(), best.tolist(), strict=True):
         if score < min_score:  # the mask can only lower the score further
             break
-        query, label = divmod(number, classes.shape[1])
+        query, label = divmod(pair, classes.shape[1])
         logits = output.masks_queries_logits[:, query : query + 1]
         logits = F.interpolate(logits, padded, mode="bilinear", align_corners=False)[
             ..., : valid[0], : valid[1]
@@ -143,7 +143,7 @@ def find_instances(
 
 
 def find_mask_box(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
-    """Return the box x0, y0, x1, y1 around a non-empty mask [H, W]; x1 and y1 are one past the last pixel."""
+    """Return the box x0, y0, x1, y1 around a non-empty mask [H, W] in pixels, x1 and y1 exclusive."""
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
 

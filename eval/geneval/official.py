@@ -1,4 +1,4 @@
-"""GenEval by its authors' program: export of images, import of its verdicts."""
+"""GenEval by its official code: export of images, import of its verdicts."""
 
 import json
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ LINE_KEYS = ("tag", "include", "exclude", "prompt")
 
 @dataclass(frozen=True)
 class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
-    """`geneval[official]`: verdicts of evaluate_images.py (mmdetection, a GPU, an environment of its own).
+    """`geneval[official]`: verdicts of evaluate_images.py, which needs mmdetection, a GPU and its own environment.
 
     With rewritten prompts (`prompts.rewritten`) the metric is `geneval[official-rewritten]`; the original prompts are
     judged.
 
     Attributes:
-        verdicts: read the verdicts.
+        verdicts: read the verdicts, instead of exporting images for them.
         protocol: part of the metric's name.
     """
 
@@ -51,17 +51,17 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
         return replace(self, protocol=self.protocol + REWRITTEN_SUFFIX) if images.rewritten else self
 
     def group(self, images: ImageSet) -> Groups:
-        """Return each image by its path `<number of the prompt>/samples/<copy>.png`, in the order of the run."""
+        """Return each image by its path `<index of the prompt>/samples/<copy>.png`, in the order of the run."""
         prompts = enumerate(group_indices(images.indices, images.clusters).values())
         names = {
-            index: f"{number:05d}/samples/{copy:05d}.png"
-            for number, indices in prompts
+            index: f"{prompt:05d}/samples/{copy:05d}.png"
+            for prompt, indices in prompts
             for copy, index in enumerate(indices)
         }
         return {names[index]: [index] for index in images.indices}
 
     def export(self, images: ImageSet, groups: Groups, folder: Path) -> None:
-        """Write the images, and the line of each prompt beside them."""
+        """Write the images, and each prompt's line as metadata.jsonl beside them."""
         super().export(images, groups, folder)
         for name, [index] in groups.items():
             line = {key: value for key, value in images.meta(index).items() if key in LINE_KEYS}
@@ -70,7 +70,7 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
             path.write_text(json.dumps(line) + "\n", encoding="utf-8")
 
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
-        """Return the scores from the program's verdicts."""
+        """Return the scores from the official code's verdicts."""
         tags, verdicts = read_tags(images), read_verdicts(path)
         check_names(path, [name for name in verdicts if name in groups], groups)
         for name, [index] in groups.items():
@@ -90,11 +90,7 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
 
 
 def read_verdicts(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the lines of results.jsonl by path of the image, as `group` has it.
-
-    Raises:
-        ValueError: a line is malformed.
-    """
+    """Return the lines of results.jsonl by path of the image, as in `group`; a ValueError if a line is malformed."""
     verdicts: dict[str, Mapping[str, Any]] = {}
     for number, line, _ in parse_lines(read_text(path)):
         try:

@@ -16,10 +16,10 @@ class Instance:
     """A detected object. Detectors may return any class with these attributes.
 
     Attributes:
-        label: class.
+        label: name of the class.
         score: confidence, 0 to 1.
-        box: x0, y0, x1, y1 in pixels, without the last column and row.
-        color: name of the colour, if the detector knows it.
+        box: x0, y0, x1, y1 in pixels, x1 and y1 exclusive.
+        color: name of the colour; None if the detector does not know it.
     """
 
     label: str
@@ -29,19 +29,21 @@ class Instance:
 
 
 Detector = Callable[[NDArray[np.uint8]], Sequence[Instance]]
+"""Function from an image uint8 [H, W, 3] to its objects."""
 ColorOf = Callable[[Sequence[Instance], str], Sequence[str | None]]
+"""Function from objects of an image and the name of their class to the name of each object's colour."""
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds, by default the official ones.
+    """Thresholds, by default those of the official code.
 
     Attributes:
         threshold: score that a detection must exceed.
-        counting_threshold: the same for counting prompts.
-        max_objects: largest number of detections kept for each class.
+        counting_threshold: score that a detection must exceed for counting prompts.
+        max_objects: maximum number of detections kept for each class.
         max_overlap: IoU with a better box of the same class from which a box is dropped; 1 keeps all boxes.
-        position_threshold: share of the two sizes that is subtracted from an offset.
+        position_threshold: share of the sum of both sizes that is subtracted from an offset.
     """
 
     threshold: float = 0.3
@@ -53,7 +55,7 @@ class Thresholds:
 
 OFFICIAL = Thresholds()
 MIN_SHARE = 0.5
-"""A relation holds if its direction has more than this share of the distance."""
+"""Share of the distance in a relation's direction that must be exceeded for the relation to hold."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Clause:
         label: the class.
         count: number of objects, at least (include) or fewer than (exclude).
         color: colour of the objects.
-        position: relation to the objects of an earlier clause, and the number of the clause.
+        position: relation to the objects of an earlier clause, and the index of that clause in `include`.
     """
 
     label: str
@@ -74,7 +76,7 @@ class Clause:
 
     @classmethod
     def parse(cls, entry: Mapping[str, object]) -> "Clause":
-        """Return the clause of an entry of `include` or `exclude`."""
+        """Return the clause of an entry of `include` or `exclude`; a KeyError or ValueError if it is malformed."""
         color, position = entry.get("color"), entry.get("position")
         relation = None
         if position is not None:
@@ -118,16 +120,15 @@ def judge_image(
     color_of: ColorOf | None = None,
     rules: Thresholds = OFFICIAL,
 ) -> tuple[bool, list[str]]:
-    """Return whether an image is correct, and what is wrong.
+    """Return whether an image is correct, and the reasons why it is not.
 
     Args:
         instances: detected objects.
         metadata: GenEval line of the prompt.
-        color_of: classifier of the colours of a class's boxes; by default the colours from the detector.
+        color_of: classifier of the colours of a class's objects; None for the colours from the detector.
         rules: thresholds.
     """
     line = Line.parse(metadata)
-    color_of = color_of or (lambda boxes, _: [box.color for box in boxes])
     detections = keep_detections(instances, line.tag, rules)
     reasons: list[str] = []
     matched: list[Sequence[Instance] | None] = []
@@ -145,8 +146,8 @@ def judge_image(
 def keep_detections(
     instances: Sequence[Instance], tag: str, rules: Thresholds = OFFICIAL
 ) -> dict[str, list[Instance]]:
-    """Return the detections that count, by class, best first."""
-    # The official program compares in float32.
+    """Return the detections that count by class, in descending order of scores."""
+    # The official code compares in float32.
     threshold = np.float32(rules.counting_threshold if tag == "counting" else rules.threshold)
     detections: dict[str, list[Instance]] = {}
     for label in dict.fromkeys(item.label for item in instances):
@@ -158,7 +159,7 @@ def keep_detections(
 
 
 def relations(box: Box, target: Box, threshold: float = OFFICIAL.position_threshold) -> set[str]:
-    """Return the relations of `box` to `target`: at most two of left of, right of, above and below."""
+    """Return the relations of `box` to `target`: at most two of `left of`, `right of`, `above` and `below`."""
     return {name for name, share in find_direction(box, target, threshold).items() if share > MIN_SHARE}
 
 
@@ -183,20 +184,21 @@ def _judge(
     clause: Clause,
     boxes: Sequence[Instance],
     matched: Sequence[Sequence[Instance] | None],
-    color_of: ColorOf,
+    color_of: ColorOf | None,
     rules: Thresholds,
 ) -> list[str]:
+    """Return why the objects `boxes` do not meet a clause; empty if they do."""
     if len(boxes) < clause.count:
         return [f"expected {clause.label}>={clause.count}, found {len(boxes)}"]
     if clause.color is not None:
-        colors = list(color_of(boxes, clause.label))
+        colors = [box.color for box in boxes] if color_of is None else list(color_of(boxes, clause.label))
         if (hits := colors.count(clause.color)) < clause.count:
             seen = ", ".join(str(color) for color in colors)
             return [f"expected {clause.color} {clause.label}>={clause.count}, found {hits} (colours: {seen})"]
     if clause.position is None:
         return []
-    relation, number = clause.position
-    targets = matched[number]
+    relation, index = clause.position
+    targets = matched[index]
     if targets is None:
         return [f"nothing for {clause.label} to be {relation}"]
     for box in boxes:
@@ -219,7 +221,7 @@ def _suppressed(ranked: list[Instance], max_overlap: float) -> list[Instance]:
 
 
 def _overlap(a: Box, b: Box) -> float:
-    """Return the intersection over union; a box includes its last pixel, as in the official program."""
+    """Return the intersection over union; boxes include x1 and y1, as in the official code."""
 
     def area(x0: float, y0: float, x1: float, y1: float) -> float:
         return max(x1 - x0 + 1, 0) * max(y1 - y0 + 1, 0)

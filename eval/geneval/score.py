@@ -1,6 +1,6 @@
 """GenEval (Ghosh et al., arXiv:2310.11513) with a configurable detector.
 
-The metric's name contains the name of the detector, because scores of different detectors are not comparable.
+The metric's name contains the detector's name, because scores of different detectors are not comparable.
 """
 
 from abc import ABC, abstractmethod
@@ -20,9 +20,9 @@ from kvbench.eval.protocol.intervals import combine_strata, share_interval, spli
 from kvbench.eval.protocol.scores import MetricSpec, Score, score_parts, share_score, with_interval
 
 TAG = "tag"
-"""Key of the task in a prompt's line, and column of the samples."""
+"""Metadata key and column of the task of a prompt."""
 REWRITTEN_SUFFIX = "-rewritten"
-"""Suffix of the detector's name for rewritten prompts, whose scores have separate columns."""
+"""Suffix of the detector's name in the metric's name for rewritten prompts."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class LoadedDetector:
     """A detector with loaded weights.
 
     Attributes:
-        detect: function that returns the instances of an image.
-        colors: function that returns the colour classifier of an image; None if the detector names colours itself.
+        detect: function from an image to its instances.
+        colors: function from an image to its colour classifier; None if the detector names colours itself.
         weights: hashes of the files used.
     """
 
@@ -53,9 +53,9 @@ class DetectorModel(Component, ABC):
 def summarise_verdicts(
     name: str, tags: Sequence[str], correct: Sequence[bool], prompts: Sequence[str]
 ) -> dict[str, Score]:
-    """Return the scores of judged images: overall (mean of tasks), each task, and prompts with a correct image.
+    """Return the scores of judged images: mean over tasks, each task, and share of prompts with a correct image.
 
-    Images of one prompt are a cluster. Tasks are strata: their intervals give the interval of the overall score.
+    Images of one prompt are a cluster. Tasks are strata: their intervals give the interval of the mean over tasks.
     """
     graded = list(zip(tags, map(float, correct), prompts, strict=True))
     groups = split_groups(graded)
@@ -116,7 +116,7 @@ class GenEval(GenEvalMetrics):
         )
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Judge every image; the reference is not used, and a detector function chooses its device."""
+        """Judge every image; the reference is not used, and a detector function chooses its own device."""
         tags = read_tags(images)
         detector = self.detector
         if isinstance(detector, DetectorModel):
@@ -153,7 +153,7 @@ def check_classes(images: ImageSet, classes: Sequence[str]) -> None:
     labels = {clause.label for line in lines for clause in (*line.include, *line.exclude)}
     if unknown := sorted(labels - set(classes)):
         raise SkipEvaluation(
-            f"the detector has no class {', '.join(unknown[:5])}: these prompts are not for it"
+            f"the detector lacks class {', '.join(unknown[:5])}; choose prompts with its classes"
         )
 
 

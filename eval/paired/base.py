@@ -24,7 +24,7 @@ class PairedScore(Evaluator):
 
     Attributes:
         batch: number of pairs in a batch.
-        min_side: smallest length of the shorter side in pixels, and what requires it.
+        min_side: minimum length of the shorter side in pixels, and the reason for it.
     """
 
     batch: int = setting(8, 1)
@@ -34,7 +34,7 @@ class PairedScore(Evaluator):
 
     @abstractmethod
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
-        """Return a function that measures pairs of images, and the hashes of the files."""
+        """Return a function that measures pairs of images, and the hashes of the files by name."""
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Return the value of every pair and the mean over pairs."""

@@ -23,7 +23,7 @@ MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VGG16 = Weight.at(
     "https://download.pytorch.org/models/vgg16-397923af.pth",
     "397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0",
-    places=TORCH_CACHES,
+    caches=TORCH_CACHES,
 )
 MIXTURE = Weight(
     "weights.pt",
@@ -37,8 +37,8 @@ MIXTURE = Weight(
 class Dists(PairedScore):
     """`dists`: deep image structure and texture similarity (Ding et al., arXiv:2004.07728), as a distance.
 
-    The images keep their size; the authors' script first shrinks the shorter side to 256 pixels. The network is built
-    here because torchmetrics does not check VGG16's file; the mixture of channels ships with torchmetrics.
+    The images keep their size; the official code first shrinks the shorter side to 256 pixels. The network is built
+    here because torchmetrics does not check VGG16's file; the weights of channels ship with torchmetrics.
 
     Attributes:
         path: path of VGG16's file, if it is neither in $KVBENCH_WEIGHTS nor in torch's cache.
@@ -57,7 +57,7 @@ class Dists(PairedScore):
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """Files of VGG16 and of the weights of its features."""
+        """Files of VGG16 and of its channels' weights."""
         return (replace(self.trunk, path=self.path), MIXTURE)
 
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
@@ -102,7 +102,7 @@ class DistsNetwork(nn.Module):
         return network.eval()
 
     def stages(self, images: Tensor) -> list[Tensor]:
-        """Return the images [N, 3, H, W] in [0, 1] and the last map of each block."""
+        """Return the images [N, 3, H, W] in [0, 1] themselves, followed by the last map of each block."""
         maps, x = [images], (images - self.mean) / self.sd
         for layer in self.features:
             if isinstance(layer, nn.MaxPool2d):

@@ -17,7 +17,7 @@ from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish
 class DreamSim(SpaceEvaluator):
     """`dreamsim[ensemble]`: 1 - cosine of the embeddings of an image and its reference, from 0 (identical) to 2.
 
-    Fitted to human judgements of layout, pose and content, it complements LPIPS (textures) and distances of features
+    Fitted to human judgements of layout, pose and content, it complements LPIPS (textures) and feature distances
     (content). Embeddings are stored, so a reference is embedded once.
     """
 

@@ -17,7 +17,7 @@ ALEXNET = Weight.at(
     "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
     "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02",
     size=244_408_911,
-    places=TORCH_CACHES,
+    caches=TORCH_CACHES,
 )
 
 
@@ -27,7 +27,7 @@ class Lpips(PairedScore):
 
     Attributes:
         path: path of AlexNet's file, if it is neither in $KVBENCH_WEIGHTS nor in torch's cache.
-        trunk: AlexNet's file. The heads are part of the package.
+        trunk: AlexNet's file; the package `lpips` contains the heads.
     """
 
     path: str | None = None
@@ -47,7 +47,7 @@ class Lpips(PairedScore):
 
 
 def alex(file: Path) -> torch.nn.Module:
-    """Load the LPIPS network with the trunk from a local AlexNet state dict; nothing is downloaded."""
+    """Load the LPIPS network with the trunk from a local AlexNet state dict; a ValueError for another network."""
     from lpips import LPIPS  # imports torchvision
 
     network: torch.nn.Module = LPIPS(net="alex", pnet_rand=True, verbose=False)

@@ -12,12 +12,12 @@ from kvbench.eval.paired.base import Measure, PairedScore
 from kvbench.eval.protocol.scores import MetricSpec
 
 MIN_SIDE = 176
-"""Smallest side in pixels that is 11, the window, after four halvings."""
+"""Minimum side in pixels: the window of 11 pixels, doubled four times."""
 
 
 @dataclass(frozen=True)
 class MsSsim(PairedScore):
-    """`ms_ssim`: multi-scale structural similarity (Wang, Simoncelli and Bovik, 2003), as torchmetrics has it.
+    """`ms_ssim`: multi-scale structural similarity (Wang, Simoncelli and Bovik, 2003), computed by torchmetrics.
 
     Window and constants of `ssim` at five scales with the paper's exponents, in float32; negative terms count as zero.
     Contrast of the first four scales is averaged over the valid region, similarity of the last scale over all positions

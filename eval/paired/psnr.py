@@ -14,7 +14,7 @@ from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score, with_int
 
 PEAK_VALUE = 255
 BATCH_SIZE = 16
-"""Number of pairs of images decoded together."""
+"""Number of pairs of images that are decoded together."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Psnr(Evaluator):
 
     `psnr` is the arithmetic mean of the decibels of each image, as in papers. Identical images have infinite values;
     they are counted in `n_identical` and excluded from the mean and its `n`. If there are any, compare `psnr_mean_mse`,
-    the ratio for the mean squared error over all images, which then comes first.
+    the decibels of the mean squared error over all images, which then comes first.
     """
 
     name: ClassVar[str] = "psnr"
@@ -68,7 +68,7 @@ class Psnr(Evaluator):
 
 
 def _score_mean_error(means: NDArray[np.float64], prompts: list[str]) -> Score:
-    """Return the ratio in dB for the mean of squared errors float64 [samples], which are not all zero."""
+    """Return the decibels of the mean of squared errors float64 [samples], which are not all zero."""
     score = with_interval(
         Score(float(decibels(means.mean())), len(means)), bootstrap(means.tolist(), prompts, decibels)
     )
@@ -78,11 +78,11 @@ def _score_mean_error(means: NDArray[np.float64], prompts: list[str]) -> Score:
 
 
 def squared_error(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> int:
-    """Return the exact sum of squared differences of 8-bit pixels."""
+    """Return the exact sum of squared differences of two images of one shape."""
     return int(np.square(ours.astype(np.int64) - theirs).sum())
 
 
 def decibels(mean_squared_error: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 10 log10(255^2 / mse), infinite for an error of zero."""
+    """Return 10 log10(255^2 / mse) in dB, of the shape of `mean_squared_error`; infinite for an error of zero."""
     with np.errstate(divide="ignore"):
         return 10 * np.log10(PEAK_VALUE**2 / mean_squared_error)

@@ -13,7 +13,7 @@ from kvbench.eval.paired.base import Measure, PairedScore
 from kvbench.eval.protocol.scores import MetricSpec
 
 BORDER = 5
-"""Half the width of the 11 x 11 window, in pixels."""
+"""Half the width of the 11 x 11 window without its centre, in pixels."""
 SD = 1.5
 """Standard deviation of the Gaussian window, in pixels."""
 C1, C2 = 0.01**2, 0.03**2
@@ -26,8 +26,8 @@ class Ssim(PairedScore):
 
     Gaussian window of 11 x 11 with sigma 1.5, K = (0.01, 0.03), data range of 8 bits, per channel, then the mean.
     `ssim` averages the valid region, as Wang does, without the 5-pixel border where the window meets padding.
-    `ssim_tm` averages all positions, as torchmetrics does by default; its map has the same bits, but an import of
-    torchmetrics takes more time than a run's SSIM, and this metric is one of the base installation.
+    `ssim_tm` averages all positions, as torchmetrics does by default. Its map has the same bits, but importing
+    torchmetrics takes more time than a run's SSIM, and the base installation lacks it.
 
     Attributes:
         double: compute in float64, 15 times slower on a CPU; flat regions cost an image up to 1e-4 in float32.
@@ -43,7 +43,7 @@ class Ssim(PairedScore):
     }
 
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
-        """Return a function that averages the similarity map of each pair in both ways."""
+        """Return a function from pairs of images to both averages of their similarity maps, which needs no files."""
 
         def measure(ours: Pixels, theirs: Pixels) -> list[torch.Tensor]:
             similarity = ssim_map(ours, theirs, device, double=self.double)
@@ -68,16 +68,9 @@ def ssim_map(ours: Pixels, theirs: Pixels, device: str, *, double: bool) -> torc
 
 
 def map_similarity(first: Tensor, second: Tensor) -> Tensor:
-    """Return the similarity at every position.
+    """Return the similarity [N, C, H, W] of images of that shape in [0, 1] at every position, padded by reflection.
 
-    Variances are small differences, which TF32 would lose.
-
-    Args:
-        first: [N, C, H, W] with values in [0, 1], larger than `BORDER` on both sides; padded by reflection.
-        second: images of the same shape.
-
-    Returns:
-        A map [N, C, H, W].
+    Height and width must be larger than `BORDER`. Variances are small differences, which TF32 would lose.
     """
     channels = first.shape[1]
     offsets = torch.arange(-BORDER, BORDER + 1, dtype=first.dtype, device=first.device)

@@ -20,7 +20,7 @@ from kvbench.eval.networks import Pixels, full_float32
 from kvbench.eval.protocol.component import Component, setting
 
 Network = Callable[[Pixels], Mapping[str, Tensor]]
-"""Returns `features` float32 [N, D] of images uint8 [N, H, W, 3], and any other outputs of the network."""
+"""Function from images uint8 [N, H, W, 3] to `features` float32 [N, D] and any other outputs of the network."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Space(Component, ABC):
         batch: number of images in a batch; it changes rounding only.
         network: the network's file.
         name: name of the space.
-        distance: name of Frechet's distance in the space.
-        reference_names: names of mean and covariance of the features in ADM's reference batches.
+        distance: name of the Frechet distance in the space.
+        reference_names: names of mean and covariance of the features in ADM's reference batches; None without them.
     """
 
     path: str | None = None
@@ -61,7 +61,7 @@ class Space(Component, ABC):
     def features(self, source: ImageSet, device: str) -> StoredFeatures:
         """Return `features` float32 [n, D] and other outputs of the network, from the store if possible.
 
-        They are stored under the hash of the network's file, or of all files if there are several.
+        The store's key contains the hash of the network's file, or of all files if there are several.
         """
         [file, *_], hashes = self.require()
         sha256 = hash_content(*hashes.values()) if len(hashes) > 1 else hashes[self.network.file]
@@ -72,7 +72,7 @@ class Space(Component, ABC):
     def pair(
         self, images: ImageSet, reference: ImageSet, device: str
     ) -> tuple[StoredFeatures, StoredFeatures]:
-        """Return the features of two sets of the same samples."""
+        """Return the features of a run and of its reference, which have the same samples."""
         return self.features(images, device), self.features(reference, device)
 
     @torch.inference_mode()

@@ -18,7 +18,7 @@ OPENAI_VIT_L_14_336 = Weight.at(
     "https://openaipublic.azureedge.net/clip/models/"
     "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02/ViT-L-14-336px.pt",
     "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02",
-    places=("~/.cache/clip",),
+    caches=("~/.cache/clip",),
 )
 
 
@@ -41,12 +41,12 @@ class ClipImages(Space):
         """Return the loaded network, which gives 768 features per image."""
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
         return lambda stack: {
-            "features": clip.images(torch.stack([crop_square(one, clip.side) for one in stack]))
+            "features": clip.images(torch.stack([crop_square(image, clip.side) for image in stack]))
         }
 
 
 def crop_square(image: Pixels, side: int) -> Tensor:
-    """Return the middle square of uint8 [H, W, 3], resized and normalised as CLIP wants it: float32 [3, side, side]."""
+    """Return the central square of uint8 [H, W, 3], resized and normalised for CLIP: float32 [3, side, side]."""
     height, width = image.shape[:2]
     shorter = min(height, width)
     top, left = (height - shorter) // 2, (width - shorter) // 2

@@ -18,21 +18,21 @@ VIT_L_14 = Weight.at(
     "https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
     "d5383ea8f4877b2472eb973e0fd72d557c7da5d3611bd527ceeb1d7162cbf428",
     size=1_217_586_395,
-    places=TORCH_CACHES,
+    caches=TORCH_CACHES,
 )
 MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE, PATCH = 224, 14
 OFFSET = 0.1
-"""Number added to the patches in the authors' resize of the position table, which shifts its grid."""
+"""Number added to the patches per side in the authors' resize of the position table, which shifts its grid."""
 
 
 @dataclass(frozen=True)
 class Dinov2(Space):
     """Class tokens of DINOv2's ViT-L-14 (Oquab et al., arXiv:2304.07193) at 224 pixels.
 
-    As in the program of Stein et al. (arXiv:2306.04675) for Frechet distances: PIL's bicubic resize of the whole image
-    to a square, ImageNet's mean and deviation, and the position table resized as by the network's authors (timm and
-    transformers resize differently).
+    As in the code of Stein et al. (arXiv:2306.04675) for Frechet distances, the image is resized to a square (PIL,
+    bicubic) and normalised by ImageNet's mean and standard deviation. The position table is resized as by the network's
+    authors; timm and transformers resize it differently.
 
     Attributes:
         model: architecture in timm.
@@ -56,7 +56,7 @@ class Dinov2(Space):
 
 
 def load_dinov2(model: str, file: Path) -> nn.Module:
-    """Load the authors' state dict into timm's network for 224 pixels; a ValueError if it is a different model's."""
+    """Load the authors' state dict into timm's network for 224 pixels; a ValueError for another network."""
     import timm
 
     network: nn.Module = timm.create_model(model, pretrained=False, num_classes=0, img_size=SIDE)
@@ -70,7 +70,7 @@ def load_dinov2(model: str, file: Path) -> nn.Module:
 
 
 def resize_positions(table: Tensor) -> Tensor:
-    """Resize a position table [1, 1 + N, D], class token first, to [1, 257, D] for images of 224 pixels, bicubic."""
+    """Resize (bicubic) a position table [1, 1 + N, D], class token first, to [1, 257, D] for images of 224 pixels."""
     side, patches = round((table.shape[1] - 1) ** 0.5), SIDE // PATCH
     grid = table[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
     resized = F.interpolate(grid, scale_factor=((patches + OFFSET) / side,) * 2, mode="bicubic")

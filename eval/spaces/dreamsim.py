@@ -27,7 +27,7 @@ ENSEMBLE = Weight.at(
 )
 DINO = Weight.at(
     "https://dl.fbaipublicfiles.com/dino/dino_vitbase16_pretrain/dino_vitbase16_pretrain.pth",
-    places=TORCH_CACHES,
+    caches=TORCH_CACHES,
 )
 ADAPTER = "ensemble_lora/adapter_model"
 ADAPTER_CONFIG = "ensemble_lora/adapter_config.json"
@@ -46,10 +46,10 @@ class Branch:
 
     Attributes:
         file: member of the authors' archive; None for DINO, which has a separate file.
-        mean: mean of each colour, from 0 to 1.
-        sd: standard deviation of each colour.
+        mean: mean of each colour channel on the scale from 0 to 1, by which images are normalised.
+        sd: standard deviation of each colour channel.
         eps: epsilon of the layer norms.
-        activation: name in timm.
+        activation: name of the activation in timm.
     """
 
     file: str | None
@@ -90,9 +90,9 @@ class DreamSimEmbeddings(Space):
     paths: ClassVar[Mapping[str, str]] = {"trunk": "trunk_path"}
 
     def load(self, file: Path, device: str) -> Network:
-        """Return the loaded networks as one function from pictures to features."""
+        """Return the loaded networks as one function, which gives 1792 features per image."""
         [_, trunk], _ = self.require()
-        networks = [one.to(device) for one in load_branches(file, trunk, self.heads)]
+        networks = [network.to(device) for network in load_branches(file, trunk, self.heads)]
 
         def embed(stack: Pixels) -> Mapping[str, Tensor]:
             pictures = [Image.fromarray(image) for image in stack]
@@ -106,7 +106,7 @@ class DreamSimEmbeddings(Space):
 
 
 def centre(features: Tensor) -> Tensor:
-    """Return features [n, D] minus their mean over channels, as unit vectors."""
+    """Return features [n, D] minus their mean over channels, normalised to unit length."""
     return nn.functional.normalize(features - features.mean(1, keepdim=True), dim=1)
 
 
@@ -123,8 +123,8 @@ def load_branches(archive: Path, trunk: Path, heads: int) -> list[nn.Module]:
                 _load(trunk) if branch.file is None else _load(members, branch.file)["state_dict"]
                 for branch in BRANCHES
             ]
-        for number, state in enumerate(states):
-            for layer, update in updates[number].items():
+        for branch_updates, state in zip(updates.values(), states, strict=True):
+            for layer, update in branch_updates.items():
                 state[layer] = state[layer].float() + update
         return [build_branch(branch, state, heads) for branch, state in zip(BRANCHES, states, strict=True)]
     except (KeyError, RuntimeError, zipfile.BadZipFile) as error:
@@ -133,14 +133,16 @@ def load_branches(archive: Path, trunk: Path, heads: int) -> list[nn.Module]:
 
 
 def read_updates(members: zipfile.ZipFile) -> dict[int, State]:
-    """Return the update of each weight, alpha / r times B A, by branch and name.
+    """Return the low-rank update of each weight, alpha / r x B A, by index of the branch and name.
 
     Raises:
         ValueError: the adapter has unsupported settings, or a network has no update.
     """
     config = json.loads(members.read(ADAPTER_CONFIG))
-    if other := [key for key in UNSUPPORTED if config.get(key)]:
-        raise ValueError(f"{members.filename}: {ADAPTER_CONFIG} sets {other[0]}, which is not supported")
+    if unsupported := [key for key in UNSUPPORTED if config.get(key)]:
+        raise ValueError(
+            f"{members.filename}: {ADAPTER_CONFIG} sets {unsupported[0]}, which is not supported"
+        )
     if f"{ADAPTER}.safetensors" in members.namelist():
         factors = read_tensors(members.read(f"{ADAPTER}.safetensors"))
     else:
@@ -164,8 +166,8 @@ def _load(file: Path | zipfile.ZipFile, member: str = "") -> Any:
 def build_branch(branch: Branch, state: State, heads: int) -> nn.Module:
     """Return timm's network for a state dict with DINO's names; sizes come from the tensors.
 
-    CLIP's networks have a norm named `pos_drop`, a projection, and a bias of the patches, which timm's network does not
-    have here; it is added to the positions.
+    CLIP's networks have a norm named `pos_drop`, a projection, and a bias of the patch embedding, which timm's network
+    lacks here; the bias is added to the position embeddings.
 
     Raises:
         RuntimeError, KeyError: the state dict is from another network.

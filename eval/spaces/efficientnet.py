@@ -1,4 +1,4 @@
-"""Space of EfficientNet-Lite0's features: a network trained on photographs whose weights a package ships."""
+"""Space of EfficientNet-Lite0's features: a network trained on photographs, with weights from a Python package."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,10 +54,7 @@ class EfficientNetLite0(Space):
 
 
 def load_efficientnet(model: str, file: Path) -> nn.Module:
-    """Load the package's state dict into timm's network; a ValueError for another network.
-
-    The names differ; tensors have the same order and shapes.
-    """
+    """Load the package's state dict into timm's network by order, as names differ; a ValueError for another network."""
     import timm
 
     network: nn.Module = timm.create_model(model, pretrained=False)

@@ -27,13 +27,13 @@ class SpaceEvaluator(Evaluator):
 
 
 def require_samples(count: int, minimum: int, what: str) -> None:
-    """Raise a SkipEvaluation if there are fewer than `minimum` samples, which `what` needs."""
+    """Raise a SkipEvaluation if there are fewer than `minimum` samples, which the metric `what` needs."""
     if count < minimum:
         raise SkipEvaluation(f"too few samples: {what} needs at least {minimum}, got {count}")
 
 
 def describe_few_samples(count: int) -> str | None:
-    """Return a caveat for fewer samples than in papers on ImageNet."""
+    """Return a caveat for fewer samples than in papers on ImageNet, else None."""
     caveat = f"{count} samples: not to be compared with published numbers on {PUBLISHED_SAMPLES}"
     return None if count >= PUBLISHED_SAMPLES else caveat
 
@@ -45,7 +45,7 @@ def finish(
     samples: Mapping[str, Sequence[object]] | None = None,
     caveat: str | None = None,
 ) -> Result:
-    """Return a result as `make_result` whose provenance says whether features of each side were computed or reused."""
+    """Return a result like `make_result`; its provenance says whether each side's features were computed or reused."""
     hashes = {file.name: sha256 for file, sha256 in (weight.require() for weight in evaluator.weights)}
     result = make_result(evaluator, scores, samples, hashes, caveat)
     result.provenance["features"] = provenance(sides)
@@ -54,4 +54,4 @@ def finish(
 
 def provenance(sides: Mapping[str, StoredFeatures]) -> dict[str, str]:
     """Return `reused` or `computed` for each side."""
-    return {side: "reused" if one.reused else "computed" for side, one in sides.items()}
+    return {side: "reused" if features.reused else "computed" for side, features in sides.items()}

@@ -19,7 +19,7 @@ ADM = Weight.at(
     "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
     "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
     size=95_628_359,
-    places=TORCH_CACHES,
+    caches=TORCH_CACHES,
 )
 CLEAN = Weight.at(
     "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt",
@@ -74,7 +74,7 @@ class Adm(Space):
     packages: ClassVar[tuple[str, ...]] = ("torch_fidelity",)
 
     def load(self, file: Path, device: str) -> Network:
-        """Load the network, which returns 2048 features and 1008 `logits`."""
+        """Return the loaded network, which gives 2048 features and 1008 `logits` per image."""
         network = load_inception(file, device)
 
         def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
@@ -114,10 +114,10 @@ class AdmSpatial(Adm):
 
 
 def load_inception(file: Path, device: str) -> nn.Module:
-    """Load torch-fidelity's Inception, which returns 2048 features and 1008 logits without bias."""
+    """Load torch-fidelity's Inception, which returns 2048 features and 1008 logits without bias per image."""
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-    # The package unpickles any object; this call first refuses files that are not state dicts.
+    # The package unpickles any object; this call first rejects files that are not state dicts.
     torch.load(file, map_location="cpu", weights_only=True)
     network: nn.Module = FeatureExtractorInceptionV3(
         "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(file)

@@ -74,7 +74,7 @@ class SceneFeatures(nn.Module):
         return network.eval()
 
     def stages(self, images: Tensor) -> list[Tensor]:
-        """Return the maps [N, 16 | 32 | 48 | 64, H/2 .. H/16, W/2 .. W/16] of images [N, 3, H, W] in [0, 1]."""
+        """Return the maps [N, C_s, H / 2^s, W / 2^s] of stages s = 1 to 4 for images [N, 3, H, W] in [0, 1]."""
         maps, x = [], images * 2 - 1
         for layer in self.layers:
             x = layer(x)
@@ -94,7 +94,7 @@ class SceneFeatures(nn.Module):
 def perceptual_distance(
     first: Sequence[Tensor], second: Sequence[Tensor], weights: Sequence[Tensor] | None = None
 ) -> Tensor:
-    """Return the LPIPS distances [N] of feature maps (Zhang et al., arXiv:1801.03924, eq. 1).
+    """Return the LPIPS distances [N] between feature maps (Zhang et al., arXiv:1801.03924, eq. 1).
 
     Features are normalised to unit length over channels. Their squared difference is weighted by channel, summed over
     channels, averaged over positions and summed over stages.
@@ -102,7 +102,7 @@ def perceptual_distance(
     Args:
         first: maps [N, C_s, H_s, W_s] of each stage.
         second: maps of the other images, same shapes.
-        weights: channel weights [C_s] of each stage, by default 1 / number of stages.
+        weights: channel weights [C_s] of each stage; None for 1 / number of stages.
     """
     total = torch.zeros(len(first[0]), dtype=first[0].dtype, device=first[0].device)
     for stage, (a, b) in enumerate(zip(first, second, strict=True)):
@@ -140,7 +140,7 @@ class Scenes(Space):
     def pair(
         self, images: ImageSet, reference: ImageSet, device: str
     ) -> tuple[StoredFeatures, StoredFeatures]:
-        """Return the features of the images and of the reference, computed in common batches."""
+        """Return the features of a run and of its reference, computed in common batches."""
         both = self.together(images, reference, device)
         ours, theirs = ({"features": both.arrays[side]} for side in ("images", "reference"))
         return StoredFeatures(ours, both.reused), StoredFeatures(theirs, both.reused)
@@ -158,7 +158,7 @@ class Scenes(Space):
             network = SceneFeatures.load(file).to(device)
         parts: dict[str, list[Tensor]] = {"images": [], "reference": [], "distance": []}
         for batch in images.batches(self.batch, self.name):
-            # With both sides in one batch, equal images have equal features for any kernel.
+            # With both sides in one batch, equal images have equal features whatever the kernel.
             both = np.concatenate([images.stack(batch), reference.stack(batch)])
             with full_float32():
                 stages = network.stages(to_unit(both, device))

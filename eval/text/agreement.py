@@ -1,4 +1,4 @@
-"""Agreement of written texts with the full cache's texts."""
+"""Agreement of generated texts with the full cache's texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
 class Agreement(Evaluator):
     """`agreement`: share of a text before its first difference to the reference's; `same_text`: share of equal texts.
 
-    `agreement` is the number of characters before the first one that differs over the characters of the longer text,
-    averaged over texts. One other token changes all that follows, so a low value shows an early difference, not a bad
+    `agreement` is the number of equal characters before the first difference, divided by the length of the longer text,
+    averaged over texts. A different token changes all later ones, so a low value shows an early difference, not a bad
     text.
     """
 
@@ -34,9 +34,9 @@ class Agreement(Evaluator):
         shares, same = [], []
         for index, text in texts.read(self.name):
             other = reference.text(index)
-            place = find_difference(text, other)
-            shares.append(1.0 if place is None else place / max(len(text), len(other)))
-            same.append(float(place is None))
+            first = find_difference(text, other)
+            shares.append(1.0 if first is None else first / max(len(text), len(other)))
+            same.append(float(first is None))
         scores = {
             "agreement": mean_score(shares, texts.clusters),
             "same_text": share_score(same, texts.clusters),

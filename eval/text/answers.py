@@ -17,7 +17,7 @@ from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
 ANSWER = "answer"
 """Key of the correct answer in a prompt's metadata."""
 LIMIT_S = 5
-"""Processor time that math-verify may take for a text, and for each comparison of two expressions."""
+"""Limit of math-verify's processor time for each text and for each comparison of two expressions, in seconds."""
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 
 
@@ -37,7 +37,7 @@ class Answers(Evaluator):
 
     @property
     def metric(self) -> str:
-        """Name of the share or its change."""
+        """Name of the share, or of its change."""
         return self.name
 
     def judge(self, conclusion: str, answer: str) -> bool:
@@ -45,13 +45,13 @@ class Answers(Evaluator):
         raise NotImplementedError
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        """Return 1 for each correct text, 0 for each other one, and the share of correct texts."""
+        """Return the share of correct texts, and 1 or 0 for each text."""
         right = self._judge_all(texts)
         scores = {self.name: share_score(right, texts.clusters)}
         return make_result(self, scores, {"index": texts.indices, self.name: right})
 
     def _judge_all(self, texts: TextSet) -> list[float]:
-        """Return 1 for each correct text and 0 for each other one."""
+        """Return 1 for each correct text and 0 for each wrong text."""
         answers = read_meta(texts, ANSWER, "answer", "(prompts=aime24, math500, gsm8k and others do)")
         pairs = zip(texts.read(self.name), answers, strict=True)
         return [float(self.judge(find_conclusion(text), str(answer))) for (_, text), answer in pairs]
@@ -65,15 +65,15 @@ class AnswerChange(Answers):
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
         """Return the change of each text's correctness from its reference, and the mean change."""
         assert reference is not None
-        ours, theirs = self._judge_all(texts), self._judge_all(reference)
-        change = [a - b for a, b in zip(ours, theirs, strict=True)]
+        pairs = zip(self._judge_all(texts), self._judge_all(reference), strict=True)
+        change = [ours - theirs for ours, theirs in pairs]
         scores = {self.name: mean_score(change, texts.clusters, change_interval)}
         return make_result(self, scores, {"index": texts.indices, self.name: change})
 
 
 @dataclass(frozen=True)
 class Accuracy(Answers):
-    r"""`accuracy`: answers equivalent to the correct one by math-verify; the last `\boxed{}` counts if there is one."""
+    r"""`accuracy`: share of answers that math-verify finds correct; a text's last `\boxed{}` counts if there is one."""
 
     name: ClassVar[str] = "accuracy"
     protocol: ClassVar[str] = "math-verify-last-box"
@@ -82,7 +82,9 @@ class Accuracy(Answers):
 
     def judge(self, conclusion: str, answer: str) -> bool:
         """Return whether math-verify finds the answer in the conclusion."""
-        right, conclusion = (text.replace(r"\$", "") for text in (answer, conclusion))  # no delimiters
+        right, conclusion = (
+            text.replace(r"\$", "") for text in (answer, conclusion)
+        )  # no delimiters of LaTeX
         # math-verify reads LaTeX only between signs.
         right = right if "$" in right or "\\boxed" in right else f"${right}$"
         # math-verify joins adjacent boxes, so a corrected answer would be judged with the first one.
@@ -98,7 +100,7 @@ class AccuracyChange(AnswerChange, Accuracy):
 
 @dataclass(frozen=True)
 class ExactAnswer(Answers):
-    """`exact_answer`: exact match of the text after the last "answer:" on its line; integers match by value."""
+    """`exact_answer`: share of texts whose rest of a line after the last "answer:" matches; integers match by value."""
 
     name: ClassVar[str] = "exact_answer"
     protocol: ClassVar[str] = "last-line"
@@ -117,7 +119,7 @@ class ExactAnswerChange(AnswerChange, ExactAnswer):
 
 
 def find_conclusion(text: str) -> str:
-    """Return the text after the thoughts: all without thoughts, nothing if they do not end.
+    """Return the text after the thoughts: the whole text without thoughts, "" if they do not end.
 
     >>> find_conclusion("<think>1 + 1</think> It is 2.")
     ' It is 2.'
@@ -148,24 +150,22 @@ def find_box(text: str) -> str | None:
     """
     for start in reversed([match.start() for match in re.finditer(r"\\boxed\s*\{", text)]):
         depth = 0
-        for place in re.finditer(r"\\.|[{}]", text[start + 1 :]):
-            depth += {"{": 1, "}": -1}.get(place[0], 0)
-            if depth == 0 and place[0] == "}":
-                return f"${text[start : start + 1 + place.end()]}$"
+        for mark in re.finditer(r"\\.|[{}]", text[start + 1 :]):
+            depth += {"{": 1, "}": -1}.get(mark[0], 0)
+            if depth == 0 and mark[0] == "}":
+                return f"${text[start : start + 1 + mark.end()]}$"
     return None
 
 
 def _are_equal(right: str, given: str) -> bool:
-    """Return whether math-verify finds two texts equal.
+    """Return whether math-verify finds two texts equal, within limits of processor time.
 
     Its own limits count real time, so that a process that was stopped for a while would judge a correct answer wrong.
     """
     from math_verify import grader, parser
     from math_verify.errors import TimeoutException
 
-    parser.TIMEOUT_WARNING_SHOWN = grader.TIMEOUT_WARNING_SHOWN = (
-        True  # limits of processor time replace its own
-    )
+    parser.TIMEOUT_WARNING_SHOWN = grader.TIMEOUT_WARNING_SHOWN = True  # no warning about its disabled limits
     late = TimeoutException("too much processor time")
     try:
         parsed = []
@@ -176,16 +176,18 @@ def _are_equal(right: str, given: str) -> bool:
             with limit_processor_time(LIMIT_S, late):
                 if grader.verify([one], [other], timeout_seconds=None):
                     return True
-    except TimeoutException:  # between two calls; within one, math-verify takes it for a failure of the call
+    except (
+        TimeoutException
+    ):  # between two calls; within a call, math-verify takes it for a failure of the call
         pass
     return False
 
 
 @contextmanager
 def limit_processor_time(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise `error` in the block once this process has computed for `seconds`; time in which it waits does not count.
+    """Raise `error` in the block once this process has used `seconds` of processor time.
 
-    It works in the main thread only, where Python handles signals; in others it raises a ValueError.
+    Python handles signals in the main thread only; in other threads a ValueError is raised.
     """
 
     def interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as Python calls it

@@ -1,4 +1,4 @@
-"""Fidelity of predictions to the full cache's, for texts that are read with forced tokens."""
+"""Fidelity to the full cache's predictions under forced decoding."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ForcedScore(Evaluator):
-    """Base class of metrics of texts that were read; their intervals resample texts."""
+    """Base class of metrics of scored texts; their intervals resample texts."""
 
     protocol: ClassVar[str] = FORCED
     reads: ClassVar[str] = ReadingSet.kind
@@ -41,9 +41,9 @@ class Kl(ForcedScore):
     }
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
-        """Average over texts, and take quantiles over all tokens."""
+        """Return the mean over texts, and quantiles over all tokens."""
         tokens = [reading.kl.astype(np.float64) for _, reading in texts.readings()]
-        means = [float(one.mean()) for one in tokens]
+        means = [float(values.mean()) for values in tokens]
         scores = {
             "kl": mean_score(means, texts.clusters),
             **{
@@ -56,14 +56,14 @@ class Kl(ForcedScore):
 
 @dataclass(frozen=True)
 class SameTop1(ForcedScore):
-    """`same_top1`: share of scored tokens at which method and full cache find the same token likeliest."""
+    """`same_top1`: share of scored tokens at which method and full cache have the same top-1."""
 
     name: ClassVar[str] = "same_top1"
     metric: ClassVar[str] = name
     spec: ClassVar[MetricSpec] = MetricSpec("higher")
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
-        """Return the share of tokens with the same top-1 of every text, and the mean over texts."""
+        """Return the share of each text's tokens with the same top-1, and the mean over texts."""
         shares = [float(reading.same.mean()) for _, reading in texts.readings()]
         return make_result(
             self,
@@ -74,9 +74,9 @@ class SameTop1(ForcedScore):
 
 @dataclass(frozen=True)
 class Perplexity(ForcedScore):
-    """`perplexity` of the texts, and `nll_change`: mean change of a token's negative log-probability, in nats.
+    """`perplexity` of the texts, and `nll_change`: mean change of a token's negative log-likelihood, in nats.
 
-    `perplexity` is exp of the mean over texts of the mean negative log-probability of a text's scored tokens under the
+    `perplexity` is exp of the mean over texts of the mean negative log-likelihood of a text's scored tokens under the
     method, `perplexity_full` under the full cache; exp(`nll_change`) is their ratio.
     """
 
@@ -88,7 +88,7 @@ class Perplexity(ForcedScore):
     }
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
-        """Return the perplexity and the mean change of the negative log-probability over texts."""
+        """Return both perplexities, and the mean over texts of the change of the negative log-likelihood."""
         readings = [reading for _, reading in texts.readings()]
         ours, full = (_average(readings, name) for name in ("nll", "nll_full"))
         changes = [float(a - b) for a, b in zip(ours, full, strict=True)]

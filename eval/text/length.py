@@ -1,6 +1,6 @@
 """Length of generated texts, and share of truncated texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,9 +31,5 @@ class TextLength(Evaluator):
             "generated_tokens": mean_score(tokens, texts.clusters),
             "truncated": share_score(cut, texts.clusters),
         }
-        columns: dict[str, Sequence[object]] = {
-            "index": texts.indices,
-            "generated_tokens": tokens,
-            "truncated": cut,
-        }
+        columns = {"index": texts.indices, "generated_tokens": tokens, "truncated": cut}
         return make_result(self, scores, columns)

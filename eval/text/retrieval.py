@@ -1,4 +1,4 @@
-"""Accuracy of answers that are read after a context, in all and by the place of the statement they repeat."""
+"""Accuracy of answers scored after a context, over all answers and by the position of the statement they repeat."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +12,14 @@ from kvbench.eval.text.forced import ForcedScore
 from kvbench.eval.text.full_cache import RETRIEVED, RETRIEVED_FULL
 
 DEPTH, GAP = "depth", "gap"
-"""Keys of a statement's place in per cent of the context, and of the tokens between it and the question."""
+"""Metadata keys: a statement's depth in % of the context, and the tokens from it to the question."""
 BOUNDS = {DEPTH: (0, 20, 40, 60, 80, 100), GAP: (0, 128, 256, 512, 1024, 2048, 4096, 2**30)}
-"""Bounds of the groups of both; the lower one is in the group."""
+"""Group bounds by key; a group includes its lower bound."""
 PROMPTS = "(prompts=passkey and planted_facts do)"
 
 
 def name_groups(key: str) -> tuple[str, ...]:
-    """Return the names of the groups of a key, `depth` or `gap`, in ascending order.
+    """Return the names of the groups of `depth` or `gap` in ascending order.
 
     >>> name_groups("gap")[-2:]
     ('gap_2048_4096', 'gap_4096_on')
@@ -30,7 +30,7 @@ def name_groups(key: str) -> tuple[str, ...]:
 
 
 def find_group(key: str, value: float) -> str:
-    """Return the name of the group that a value is in; values from the last bound on are in the last group.
+    """Return the name of a value's group; values from the last bound on are in the last group.
 
     >>> find_group("gap", 256), find_group("depth", 100)
     ('gap_256_512', 'depth_80_100')
@@ -41,7 +41,7 @@ def find_group(key: str, value: float) -> str:
 
 @dataclass(frozen=True)
 class Retrieved(ForcedScore):
-    """`retrieved`: share of answers whose tokens are all the likeliest ones, each after the correct ones before it.
+    """`retrieved`: share of answers whose tokens are all top-1 given the correct tokens before them.
 
     Greedy decoding would write exactly these answers. Parts are groups of depths and gaps; `retrieved_full` is the
     share under the full cache, the bound of what the model can find.
@@ -61,16 +61,16 @@ class Retrieved(ForcedScore):
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
         """Return whether the top-1 tokens of every text equal its answer's, and the share."""
-        places = {key: read_meta(texts, key, key, PROMPTS) for key in (DEPTH, GAP)}
+        positions = {key: read_meta(texts, key, key, PROMPTS) for key in (DEPTH, GAP)}
         pairs = [
             (reading.likeliest == reading.tokens, reading.likeliest_full == reading.tokens)
             for _, reading in texts.readings()
         ]
         right, full = ([float(side.all()) for side in sides] for sides in zip(*pairs, strict=True))
         graded = (
-            (find_group(key, place), value, cluster)
-            for key, found in places.items()
-            for place, value, cluster in zip(found, right, texts.clusters, strict=True)
+            (find_group(key, position), value, cluster)
+            for key, column in positions.items()
+            for position, value, cluster in zip(column, right, texts.clusters, strict=True)
         )
         scores = {
             self.name: share_score(right, texts.clusters),
@@ -82,4 +82,4 @@ class Retrieved(ForcedScore):
             self.name: right,
             RETRIEVED_FULL: full,
         }
-        return make_result(self, scores, columns | places)
+        return make_result(self, scores, columns | positions)

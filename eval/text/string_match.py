@@ -1,4 +1,4 @@
-"""Correct outputs that texts contain, as RULER's program counts them (Hsieh et al., arXiv:2404.06654)."""
+"""Correct outputs that texts contain, as RULER's official code counts them (Hsieh et al., arXiv:2404.06654)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,15 @@ def check_outputs(outputs: object) -> Sequence[str]:
     """Return the outputs of a prompt's metadata.
 
     Raises:
-        ValueError: they are not a list of texts, or one of them is empty, which every text contains.
+        ValueError: they are not one or more strings, or one is empty, which every text contains.
     """
-    if (
-        not isinstance(outputs, list)
-        or not outputs
-        or not all(isinstance(one, str) and one for one in outputs)
-    ):
-        raise ValueError(f"`{OUTPUTS}` must be a list of texts, none of them empty")
+    if not isinstance(outputs, list) or not outputs or not all(isinstance(o, str) and o for o in outputs):
+        raise ValueError(f"`{OUTPUTS}` must be a list of non-empty strings")
     return outputs
 
 
 def find_outputs(text: str, outputs: Sequence[str]) -> list[bool]:
-    r"""Return which outputs a text contains, regardless of case.
+    r"""Return whether a text contains each output, regardless of case.
 
     Control characters of the text count as line breaks, and those at its ends do not count.
 
@@ -38,7 +34,7 @@ def find_outputs(text: str, outputs: Sequence[str]) -> list[bool]:
     [True, True, False]
     """
     found = re.sub(r"[\x00-\x1f]", "\n", text.strip()).strip().lower()
-    return [one.lower() in found for one in outputs]
+    return [output.lower() in found for output in outputs]
 
 
 @dataclass(frozen=True)
@@ -51,11 +47,7 @@ class StringMatchAll(Answers):
     meta_keys: ClassVar[tuple[str, ...]] = (OUTPUTS,)
 
     def check_meta(self, meta: Mapping[str, object]) -> None:
-        """Check the outputs of one prompt.
-
-        Raises:
-            ValueError: they are missing or malformed.
-        """
+        """Check the outputs of one prompt; a ValueError if they are missing or malformed."""
         super().check_meta(meta)
         check_outputs(meta[OUTPUTS])
 

@@ -2,21 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvbench.eval.text.full_cache import CHANGES, RETRIEVED, RETRIEVED_FULL, SOLVED, TASKS
+from kvbench.eval.text.full_cache import CHANGES, MIN_FULL_ACCURACY, RETRIEVED, RETRIEVED_FULL, TASKS
 from kvbench.report.tables import Cell, format_number
 from kvbench.runs.record.results import Results
 
 COLUMN = "{}, full cache"
 """Name of the column of the full cache's score beside an accuracy."""
 FAILED = "‡"
-"""Mark of a score of the full cache below `SOLVED`."""
+"""Mark of a score of the full cache below `MIN_FULL_ACCURACY`."""
 
 
 def explain_mark(*names: str) -> str:
     """Return a sentence that explains `FAILED` for tasks with the metrics `names`."""
     return (
-        f"{FAILED}: the full cache itself fails the task ({' or '.join(names)} below {SOLVED}), so that the values do "
-        "not show what a method loses"
+        f"{FAILED}: the full cache itself fails the task ({' or '.join(names)} below {MIN_FULL_ACCURACY}), so that the "
+        "values do not show what a method loses"
     )
 
 
@@ -32,9 +32,9 @@ def find_full(run: Results, name: str) -> float | None:
 
 
 def is_failed(run: Results, name: str) -> bool:
-    """Return whether a metric is one of `TASKS`, and the full cache's is below `SOLVED`."""
+    """Return whether a metric is one of `TASKS`, and the full cache's is below `MIN_FULL_ACCURACY`."""
     full = find_full(run, name)
-    return name in TASKS and full is not None and full < SOLVED
+    return name in TASKS and full is not None and full < MIN_FULL_ACCURACY
 
 
 def write_full(run: Results, name: str) -> str | None:

@@ -69,8 +69,8 @@ BAD = r"""
 {"prompt": "a red circle", "x": NaN} | nan is not a number that JSON can hold; use null
 {"prompt": "a red circle", "x": [-1e999]} | -inf is not a number that JSON can hold; use null
 {"prompt": "a red circle", "x": 9223372036854775808} | 9223372036854775808 is too large for a number
-{"prompt": "a red circle", "x": [1e61]} | 1e+61 is too large for a number; write a text
-{"prompt": "a red circle", "prompt": "a blue ring"} | `prompt` is there twice; leave one out
+{"prompt": "a red circle", "x": [1e61]} | 1e+61 is too large for a number; write a string
+{"prompt": "a red circle", "prompt": "a blue ring"} | key `prompt` is repeated; remove one
 {"prompt": "a red circle", "x": DEEP} | are nested in more than 64 levels
 {"prompt": "a red circle", "x": NINES} | not a JSON object with `prompt`
 {"prompt": "WWW"} | the scenes vocabulary has no word 'www

@@ -165,7 +165,7 @@ def test_scores_of_dpg_come_in(tmp_path: Path) -> None:
     assert compare_to_itself(images) == {"dpg[official]"}
     write_dpg(images, written({item: SCORES[item] for item in ("b, 1", "c")}))
     result = only(DPG, images)
-    assert result.reason == "left out by the official program: a"
+    assert result.reason == "left out by the official code: a"
     assert result.samples["index"] == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
@@ -372,10 +372,10 @@ def answered(testpoint: str, result: str, **more: str) -> list[dict[str, str]]:
         (write_dpg, written().replace("score: ", "score: 1"), "is not the mean of its lines"),
         (write_mean, {**MEANS, "human_000": 1}, "human_000 is not of this run"),
         (write_mean, {**MEANS, "anime_001": ""}, "no result for anime_001 (1 of 3"),
-        (write_mean, {**MEANS, "anime_001": 0, "object_000": 0}, "the program's total is 0.5"),
+        (write_mean, {**MEANS, "anime_001": 0, "object_000": 0}, "the official total is 0.5"),
         (write_nothing, "oneig/results/x", "no table of scores"),
         (write_reasoning, ["score"], "no column 'reasoning'"),
-        (write_reasoning, ["reasoning"] * 2, "leave one of them"),
+        (write_reasoning, ["reasoning"] * 2, "keep one of them"),
         (
             write_unigenbench,
             STORED["unigenbench"]["rows"][:5],

@@ -211,9 +211,9 @@ def test_a_task_is_failed_below_the_metrics_constant(full: float, failed: bool) 
     assert is_failed(run, "retrieved") == failed
     assert (list_marks([run], ()) != []) == failed
     assert "below 0.5" in explain_mark(*TASKS)
-    assert "fewer than half of the answers (`SOLVED`, 0.5)" in (ROOT / "docs" / "metrics.md").read_text(
-        "utf-8"
-    )
+    assert "fewer than half of the answers (`MIN_FULL_ACCURACY`, 0.5)" in (
+        ROOT / "docs" / "metrics.md"
+    ).read_text("utf-8")
 
 
 def test_the_page_has_the_score_and_the_mark(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Needy(Psnr):
     name: ClassVar[str] = "needy"
     packages: ClassVar[tuple[str, ...]] = ("late_package",)
     weights: ClassVar[tuple[Weight | Snapshot, ...]] = (
-        Weight("late.pt", places=("$LATE",)),
+        Weight("late.pt", caches=("$LATE",)),
         Snapshot("owner/late", ("config.json",)),
     )
 

@@ -128,7 +128,7 @@ def test_texts_that_are_not_those_recorded_are_refused(whole: Path, tmp_path: Pa
     with pytest.raises(SampleSetError, match=r"000001\.txt is not the recorded file"):
         open_samples(folder)
     path.unlink()
-    with pytest.raises(SampleSetError, match=r"names texts that are not there: 000001\.txt"):
+    with pytest.raises(SampleSetError, match=r"missing texts of samples\.jsonl: 000001\.txt"):
         open_samples(folder)
     path.write_bytes(content)
     lines = records(folder)

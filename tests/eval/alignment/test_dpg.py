@@ -75,7 +75,7 @@ def test_dpg_scores_a_run(tmp_path: Path) -> None:
     # Without a line before it, item a loses its first question, on which others rest: the program drops the item.
     dropped = only(Dpg(Told(), "told", table, official=True), images)
     assert dropped.scores["dpg[told-official]"].value == 100 * GOLDEN["items"][1]["official_score"]
-    assert dropped.reason == "left out, as the official program does: a"
+    assert dropped.reason == "left out, as the official code does: a"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_what_is_missing_is_told(real: Path, tmp_path: Path, monkeypatch: pytest
         [result] = evaluate([FidMjhq(SPACE, folder)], images)
         assert result.status == "skipped"
         assert "mjhq30k_imgs.zip, unzip it" in str(result.reason)
-    assert "plants is not there" in reason(FidMjhq(SPACE, str(real)), "failed", images)
+    assert "plants is missing" in reason(FidMjhq(SPACE, str(real)), "failed", images)
     shutil.copytree(real, tmp_path / "weights" / "mjhq30k_imgs")
     assert only(FidMjhq(SPACE), made(tmp_path / "people", ["people"] * 2)).scores["fid_mjhq_scenes"].n == 2
     assert "prompts=mjhq30k" in reason(

@@ -93,8 +93,8 @@ def test_separators_of_paragraphs_end_no_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda run: (run / "images/000001.png").unlink(), r"names images that are not there: 000001\.png"),
-        (lambda run: (run / "images/000009.png").touch(), r"without a line in samples\.jsonl: 000009\.png"),
+        (lambda run: (run / "images/000001.png").unlink(), r"missing images of samples\.jsonl: 000001\.png"),
+        (lambda run: (run / "images/000009.png").touch(), r"images that samples\.jsonl lacks: 000009\.png"),
         (lambda run: put(run, read(run)[:-20], record=False), r"000001\.png is not the recorded file"),
         (lambda run: (run / "samples.jsonl").write_text('{"index": 0'), "line 1: JSONDecodeError"),
         (lambda run: edit(run, lambda lines: lines[1].pop("seed")), "line 2: KeyError 'seed'"),

@@ -194,7 +194,7 @@ def test_missing_files_are_skipped_with_the_remedy(tmp_path: Path) -> None:
 
 def test_one_home_is_always_searched(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / ".cache" / "kvbench" / "weights" / "net.bin"
-    weight = Weight("net.bin", f"{server}/net.bin", SHA256, places=("~/.cache/torch/hub/checkpoints",))
+    weight = Weight("net.bin", f"{server}/net.bin", SHA256, caches=("~/.cache/torch/hub/checkpoints",))
     assert fetch([weight])[0].state == "fetched"
     for variable, target in (("", home), (str(tmp_path / "mine"), tmp_path / "mine" / "net.bin")):
         monkeypatch.setenv("KVBENCH_WEIGHTS", variable)
@@ -239,7 +239,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_a_file_is_found_in_the_stated_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = Weight("net.bin", sha256=SHA256, places=("$SOME_CACHE/hub",))
+    weight = Weight("net.bin", sha256=SHA256, caches=("$SOME_CACHE/hub",))
     assert weight.find() is None
     monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path))

@@ -142,4 +142,4 @@ def test_prompts_about_other_classes_are_skipped(clip_weight: Weight, tmp_path: 
     line = {"tag": "counting", "include": [{"class": "ring", "count": 2}], "prompt": "two rings"}
     detector = tiny_mask2former(tmp_path / "model", clip_weight)
     images = make_noise(tmp_path / "run", [line] * 2)
-    assert "has no class ring" in reason(GenEval(detector, "mask2former-hf"), "skipped", images)
+    assert "lacks class ring" in reason(GenEval(detector, "mask2former-hf"), "skipped", images)

@@ -44,7 +44,7 @@ def test_shares_are_those_counted_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("outputs", [[], "Oslo", ["Oslo", ""], [7], {"a": 1}])
 def test_outputs_that_are_no_texts_are_refused(outputs: object) -> None:
-    with pytest.raises(ValueError, match="`outputs` must be a list of texts, none of them empty"):
+    with pytest.raises(ValueError, match="`outputs` must be a list of non-empty strings"):
         StringMatchAll().check_meta({"outputs": outputs})
 
 
