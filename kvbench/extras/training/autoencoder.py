@@ -1,4 +1,4 @@
-"""Training of all tokenizers: settings, initialisation, the loss of a step, codebooks by k-means++, and encoding."""
+"""Training of all tokenizers: settings, initialisation, loss of a step, codebooks by k-means, and encoding."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,12 +13,9 @@ from kvbench.extras.training.loop import Recipe, generator
 from kvbench.extras.training.optim import autocast
 from kvbench.models.parts.autoencoder import Size, close_branches
 
-MAX_VECTORS = 2**17
-"""Maximum number of vectors for k-means, drawn from all."""
-ROUNDS = 10
-"""Rounds of k-means."""
-ENCODED = 256
-"""Number of images that are encoded at once."""
+MAX_VECTORS = 2**17  # maximum number of vectors for k-means, sampled from all
+ROUNDS = 10  # iterations of k-means
+ENCODED = 256  # number of images that are encoded at once
 
 Encode = Callable[[Tensor], Tensor]
 Network = TypeVar("Network", bound=nn.Module)
@@ -26,14 +23,14 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class AutoencoderRecipe(Recipe, ABC, Generic[Network]):
-    """Settings of a tokenizer's training, and what is the tokenizer's own; see `Recipe` for the others.
+    """Base class of tokenizers' recipes; see `Recipe` for the other settings.
 
     AdamW trains the first and last convolutions and the parameters of the codes.
 
     Attributes:
         steps: optimiser steps.
         batch: images per step.
-        hold: share of the steps at the peak rate.
+        hold: share of the steps at the peak learning rate.
     """
 
     outer: ClassVar[tuple[str, ...]] = ("conv_in", "conv_out", "quant")
@@ -46,7 +43,7 @@ class AutoencoderRecipe(Recipe, ABC, Generic[Network]):
 
     @property
     def free(self) -> int:
-        """First steps without a codebook: all of them without one that is searched for."""
+        """Number of first steps without a codebook, by default all steps: no codebook is searched for."""
         return self.steps
 
     @property
@@ -57,7 +54,7 @@ class AutoencoderRecipe(Recipe, ABC, Generic[Network]):
     def make_loss(
         self, network: Network, images: Tensor, sizes: Sequence[Size], *, compiled: bool
     ) -> Callable[[int], Tensor]:
-        """Return the loss function of a step, whose randomness depends on the step number alone.
+        """Return a function from a step to its scalar loss, whose randomness depends on the step alone.
 
         Args:
             network: newly initialised, on the device to train on.
@@ -66,7 +63,7 @@ class AutoencoderRecipe(Recipe, ABC, Generic[Network]):
             compiled: use torch.compile, which needs a C++ compiler.
         """
         coders, device = self._coders(network), next(network.parameters()).device
-        encode, decode = (torch.compile(one, dynamic=False) if compiled else one for one in coders)
+        encode, decode = (torch.compile(coder, dynamic=False) if compiled else coder for coder in coders)
 
         def draw(rng: torch.Generator) -> Tensor:
             index = torch.randint(len(images), (self.batch,), generator=rng)
@@ -100,12 +97,12 @@ class AutoencoderRecipe(Recipe, ABC, Generic[Network]):
     def _quantise(
         self, network: Network, latents: Tensor, sizes: Sequence[Size], step: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor | float]:
-        """Return what a step decodes of latents float32 [B, channels, h, w], and what it adds to the loss."""
+        """Return the codes that a step decodes for latents float32 [B, channels, h, w], and a term of the loss."""
 
     def _find_codebook(
         self, network: Network, encode: Callable[[int], Tensor], sizes: Sequence[Size], rng: torch.Generator
     ) -> None:
-        """Fill a codebook before step `free`; `encode` returns latents float32 [n, channels, h, w] of n batches."""
+        """Fill the codebook before step `free`; `encode` returns latents float32 [N, channels, h, w] of n batches."""
         raise NotImplementedError
 
 
@@ -124,23 +121,23 @@ def to_signed(images: Tensor) -> Tensor:
 
 
 def reconstruction_loss(decoded: Tensor, images: Tensor) -> Tensor:
-    """Return L1 + 4 MSE + 1/4 L1 of neighbours' differences for images [B, 3, H, W] in [-1, 1], a scalar."""
+    """Return L1 + 4 MSE + 1/4 L1 of differences of neighbours, a scalar, for images [B, 3, H, W] in [-1, 1]."""
     error = decoded - images
     edges = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
     return error.abs().mean() + 4 * error.square().mean() + 0.25 * edges
 
 
 def draw_last_scales(batch: int, prefix: float, longest: int, scales: int, rng: torch.Generator) -> Tensor:
-    """Draw the last decoded scale of each sample, int64 [B]: for a share `prefix`, one of the first `longest`."""
+    """Draw the last decoded scale of each sample, int64 [B]: with probability `prefix` one of the first `longest`."""
     last = torch.randint(longest, (batch,), generator=rng)
     whole = torch.rand(batch, generator=rng) >= prefix
     return torch.where(whole, scales - 1, last)
 
 
 def find_codes(vectors: Tensor, count: int, rng: torch.Generator, *, sphere: bool = False) -> Tensor:
-    """Return `count` codes of vectors float32 [n, channels] by k-means, seeded by k-means++ so that rare vectors count.
+    """Return `count` codes [count, channels] of vectors float32 [n, channels] by k-means.
 
-    With `sphere`, vectors and codes have unit length. Each of `ROUNDS` assigns vectors and takes means.
+    K-means++ chooses the first codes, so that rare vectors count. With `sphere`, vectors and codes have unit length.
     """
     vectors = vectors[torch.randperm(len(vectors), generator=rng)[:MAX_VECTORS]]
     codes = vectors[:1]
@@ -166,12 +163,12 @@ def _distances(vectors: Tensor, codes: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def encode_images(encode: Encode, images: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the latents of a dtype [N, channels, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
+    """Return the latents, `dtype` [N, channels, h, w], of images uint8 [N, H, W, 3], both on the CPU."""
     latents = torch.empty(0)
     for first in range(0, len(images), ENCODED):
         with autocast(device):
             encoded = encode(to_signed(images[first : first + ENCODED].to(device)))
-        if not first:  # one tensor for all: small ones between large blocks fragment memory
+        if not first:  # one tensor for all images: small tensors between large blocks fragment memory
             latents = torch.empty(len(images), *encoded.shape[1:], dtype=dtype)
         latents[first : first + ENCODED] = encoded
     return latents

@@ -31,7 +31,7 @@ class Training(ABC):
         kind: class of the models to train.
         out: folder of checkpoints, from which training resumes, and of the finished weights.
         transformer: recipe of the transformer.
-        pool: number of drawn images to train on.
+        pool: number of generated images to train on.
         seed: seed of the images.
         device: training device; a CPU and a GPU give different weights, and so do processors with and without AVX512
             (`kvbench.extras.training.optim.choose_dtype`).
@@ -52,7 +52,7 @@ class Training(ABC):
         """Train a model's networks and return the folder with the finished weights.
 
         Raises:
-            ConfigError: the recipe is for another kind of model.
+            ConfigError: the recipe is for another class of models.
             ValueError, FloatingPointError: see `kvbench.extras.training.loop.fit`.
         """
         if not isinstance(model, self.kind):
@@ -78,7 +78,7 @@ class Training(ABC):
         out: Path,
         rate: Callable[[int], float] | None = None,
     ) -> dict[str, Tensor]:
-        """Train a transformer and its text encoder; see `fit_transformer` for the arguments."""
+        """Train a transformer and its text encoder; arguments and result are those of `fit_transformer`."""
         path, network = out / "transformer.checkpoint.safetensors", network.to(self.device)
         return fit_transformer(network, draw, self.transformer, path, rate, compiled=self.compiled)
 
@@ -102,7 +102,7 @@ class ImageTraining(Training):
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], recipe: Recipe, part: str = "") -> None:
-    """Write weights, or the weights of an attribute `part` of the module, as float16 safetensors with their recipe."""
+    """Write weights, or only those of the module's attribute `part`, as float16 safetensors with their recipe."""
     selected = checkpoint.group(weights, part, ".") if part else weights
     half = {name: tensor.cpu().half() for name, tensor in selected.items()}
     checkpoint.save(path, half, {"recipe": asdict(recipe)})

@@ -1,4 +1,4 @@
-"""Training of the scenes feature network, which counts the objects of every colour and shape."""
+"""Training of the feature network of scenes, which counts the objects of every colour and shape."""
 
 import logging
 from dataclasses import asdict, dataclass
@@ -21,19 +21,19 @@ from kvbench.scenes.world import COLORS, SHAPES, SIDE, Scene, render
 log = logging.getLogger(__name__)
 
 PAIRS = tuple((color, shape) for color in COLORS for shape in SHAPES)
-MAX_COUNT = 4  # objects of one kind in a scene
+MAX_COUNT = 4  # maximum number of objects of one colour and shape in a scene
 OUTPUTS = len(PAIRS) * MAX_COUNT + 1
 
 
 @dataclass(frozen=True)
 class FeatureRecipe(Recipe):
-    """Settings of the feature network's training; see `Recipe` for the others.
+    """Settings of the feature network's training; see `Recipe` for the other settings.
 
     Attributes:
         steps: optimiser steps.
         batch: new scenes per step.
-        noise: highest standard deviation of the noise added to an image, uniform on [0, noise].
-        shift: largest shift of an image in pixels, so that layouts are not memorised.
+        noise: maximum standard deviation of the noise added to an image, which is uniform on [0, noise].
+        shift: maximum shift of the images in pixels, so that layouts are not memorised.
         test: number of scenes for the accuracy.
     """
 
@@ -51,7 +51,7 @@ class FeatureRecipe(Recipe):
 def labels(scene: Scene) -> NDArray[np.float32]:
     """Return the targets of a scene, float32 [121] of zeros and ones.
 
-    Four entries per pair of colour and shape are 1 if the scene has at least one, two, three, four of it; the last
+    Entry k of the four entries of a pair of colour and shape is 1 if the scene has at least k such objects; the last
     entry is 1 if the background is dark.
     """
     counts = [sum((item.color, item.shape) == pair for item in scene.objects) for pair in PAIRS]
@@ -90,7 +90,7 @@ def train_features(path: Path, recipe: FeatureRecipe, device: str = "cpu") -> di
 
 @torch.inference_mode()
 def measure(model: SceneFeatures, count: int, seed: int) -> dict[str, float]:
-    """Return the shares of `count` new scenes with correct outputs: all, counts, background."""
+    """Return the share of new scenes with all outputs correct, with correct counts, and with correct background."""
     correct = torch.zeros(count, 2, dtype=torch.bool)
     for start in range(0, count, 100):
         size = min(100, count - start)
@@ -104,7 +104,7 @@ def measure(model: SceneFeatures, count: int, seed: int) -> dict[str, float]:
 
 @torch.no_grad()
 def _rescale(model: SceneFeatures, recipe: FeatureRecipe) -> None:
-    """Scale the features to unit mean variance over scenes, the unit of distances, without changing the logits."""
+    """Scale the features in place to unit mean variance over scenes, without changing the logits."""
     images, _ = _draw(recipe.test, [recipe.seed, 5])
     parts = [model.features(images[start : start + 100]) for start in range(0, recipe.test, 100)]
     scale = torch.cat(parts).var(0).mean().sqrt()
@@ -117,7 +117,7 @@ def _rescale(model: SceneFeatures, recipe: FeatureRecipe) -> None:
 
 
 def _draw(size: int, key: list[int]) -> tuple[Tensor, Tensor]:
-    """Draw scenes of any task: images float32 [size, 3, 96, 96] in [0, 1] and labels [size, 121]."""
+    """Sample scenes of any task: images float32 [size, 3, 96, 96] in [0, 1] and labels float32 [size, 121]."""
     rng = np.random.default_rng(key)
     pixels = np.empty((size, SIDE, SIDE, 3), np.uint8)
     targets = np.empty((size, OUTPUTS), np.float32)
@@ -128,7 +128,7 @@ def _draw(size: int, key: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _disturb(images: Tensor, recipe: FeatureRecipe, step: int) -> Tensor:
-    """Shift the batch cyclically (borders are background) and add noise with a random deviation per image."""
+    """Shift the batch cyclically (borders are background); add noise of a random standard deviation to each image."""
     rng = generator(recipe.seed, 4, step)
     dy, dx = torch.randint(-recipe.shift, recipe.shift + 1, (2,), generator=rng).tolist()
     strength = torch.rand(len(images), 1, 1, 1, generator=rng) * recipe.noise

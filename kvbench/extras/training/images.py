@@ -1,4 +1,4 @@
-"""Images for training: scenes, and named pictures of the npm package emoji-datasource-google 16.0.0 (Apache-2.0)."""
+"""Images for training: scenes, and named emoji of the npm package emoji-datasource-google 16.0.0 (Apache-2.0)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from kvbench.scenes import grammar
 from kvbench.scenes.names import Name
 
 PICTURES = "img/google/64"
-"""Folder of the pictures in the package, 64 x 64 with transparency."""
+"""Folder of the pictures in the package, 64 x 64 pixels with transparency."""
 BACKGROUNDS: Mapping[str, tuple[int, int, int]] = {
     "white": (255, 255, 255),
     "yellow": (255, 224, 130),
@@ -24,33 +24,32 @@ BACKGROUNDS: Mapping[str, tuple[int, int, int]] = {
     "purple": (200, 170, 230),
     "grey": (189, 189, 189),
 }
-"""Colours of the backgrounds by name, RGB."""
+"""RGB colours of the backgrounds by name."""
 SIDE, SHIFT = 56, 8
-"""Size of a drawn picture and its largest distance from an edge, in pixels: a picture moves by whole cells of latents
-that have 8 pixels a side, so that these are the same in each place."""
+"""Side of a pasted picture and its maximum distance from an edge, in pixels: a picture moves by whole latents, which
+cover 8 x 8 pixels, so that its latents are equal at every position."""
 
 
 def draw_scenes(count: int, seed: int, processes: int) -> tuple[Tensor, list[str]]:
-    """Draw scenes uint8 [count, 96, 96, 3] and their captions, independent of the number of processes."""
+    """Sample scenes uint8 [count, 96, 96, 3] and their captions, independent of the number of processes."""
     pixels, captions = grammar.pool(count, seed, processes=processes)
     return torch.from_numpy(pixels), captions
 
 
 def draw_classes(count: int, seed: int, processes: int) -> tuple[Tensor, Tensor]:
-    """Draw scenes of one object uint8 [count, 96, 96, 3] and the numbers of their pairs of colour and shape."""
+    """Sample scenes of one object uint8 [count, 96, 96, 3], and the index of each pair in `PAIRS`, int64 [count]."""
     pixels, captions = grammar.pool(
         count, seed, mix={"colors": 1.0}, pairs=grammar.PAIRS, processes=processes
     )
-    numbers = {pair: number for number, pair in enumerate(grammar.PAIRS)}
-    labels = [numbers[color, shape] for _, color, shape, *_ in map(str.split, captions)]
+    labels = [grammar.PAIRS.index((color, shape)) for _, color, shape, *_ in map(str.split, captions)]
     return torch.from_numpy(pixels), torch.tensor(labels)
 
 
 def draw_pictures(folder: Path, names: Sequence[Name], count: int, seed: int) -> tuple[Tensor, list[str]]:
-    """Draw pictures uint8 [count, 64, 64, 3] on their backgrounds, and their captions.
+    """Sample pictures uint8 [count, 64, 64, 3] on their backgrounds, and their captions.
 
-    The names take turns. Each picture of `SIDE` pixels is in one of the four corners, `SHIFT` pixels from the other
-    ones, and is mirrored half of the time.
+    The names take turns. Each picture of `SIDE` pixels lies in one of the four corners, `SHIFT` pixels from the two
+    other edges, and is mirrored half of the time.
 
     Raises:
         OSError: a picture cannot be read.

@@ -41,12 +41,12 @@ from kvbench.scenes.names import read_names
 
 @dataclass(frozen=True)
 class TokenizerRecipe(AutoencoderRecipe[BSQ]):
-    """Settings of the tokenizer's training; see `AutoencoderRecipe` for the others.
+    """Settings of the tokenizer's training; see `AutoencoderRecipe` for the other settings.
 
     Attributes:
-        prefix: share of each batch decoded from its first scales only, so that these describe the whole image.
-        longest_prefix: maximum number of these scales.
-        flip: highest flip probability, uniform on [0, flip] for every second sample.
+        prefix: share of each batch that is decoded from its first scales only, so that they describe the whole image.
+        longest_prefix: maximum number of first scales in such a prefix.
+        flip: maximum flip probability; each sample's is uniform on [0, flip], or 0 for half of the samples.
     """
 
     hold: float = 0.4
@@ -122,13 +122,13 @@ def straight_through_sums(
 
 @dataclass(frozen=True)
 class TransformerRecipe(NextScaleRecipe):
-    """Settings of the transformer's training; see `NextScaleRecipe` for the others.
+    """Settings of the transformer's training; see `NextScaleRecipe` for the other settings.
 
     Attributes:
         text_dropout: share of samples with the learned unconditional text.
         input_dropout: share of (sample, scale) pairs with zero features, whose content must come from the keys and
             values of earlier scales.
-        flip: highest flip probability, uniform on [0, flip] for three samples of four.
+        flip: maximum flip probability; each sample's is uniform on [0, flip], or 0 for a quarter of the samples.
     """
 
     stages: tuple[Stage, ...] = (Stage(3, 128, 1200), Stage(6, 64, 5600), Stage(9, 32, 1000))
@@ -139,7 +139,7 @@ class TransformerRecipe(NextScaleRecipe):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Encoded images on the CPU: latents float16 [N, d, H, W], tokens int64 [N, words] (0 for padding), amplitudes."""
+    """Encoded images on the CPU: latents float16 [N, d, H, W], token ids int64 [N, words] (0 pads), amplitudes."""
 
     latents: Tensor
     tokens: Tensor
@@ -185,7 +185,7 @@ class TextToBits(nn.Module):
 def draw_batch(
     corpus: Corpus, segments: Sequence[Segment], recipe: TransformerRecipe, step: int
 ) -> tuple[object, ...]:
-    """Draw the arguments of `TextToBits.forward` on the CPU, which depend on the step number alone.
+    """Sample the arguments of `TextToBits.forward` on the CPU, which depend on the step alone.
 
     `segments` is the whole schedule of scales.
     """
@@ -215,11 +215,7 @@ class CaptionTraining(ImageTraining):
 
     @abstractmethod
     def _draw(self, model: InfinityModel) -> tuple[Tensor, list[str]]:
-        """Draw `pool` images uint8 [pool, H, W, 3] and their captions.
-
-        Raises:
-            ConfigError: they do not fit the model.
-        """
+        """Sample images uint8 [pool, H, W, 3] and their captions; a ConfigError if they do not fit the model."""
 
     def _train(self, model: InfinityModel, out: Path) -> None:
         vocabulary = model.vocabulary
@@ -264,8 +260,7 @@ class PictureTraining(CaptionTraining):
     """`train=infinity_emoji`; see `ImageTraining` for the other settings.
 
     Attributes:
-        pictures: folder of the unpacked npm package emoji-datasource-google (`draw_pictures`);
-            the names are those of `model.captions`.
+        pictures: folder of the unpacked npm package emoji-datasource-google; `model.captions` names its pictures.
     """
 
     pictures: str

@@ -1,6 +1,6 @@
 """Training of `llamagen_tiny`: scenes -> tokenizer -> tokens -> transformer and text encoder.
 
-The tokenizer trains without a codebook first, then with one from k-means.
+The tokenizer trains without a codebook first, then with a codebook from k-means.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,18 +27,18 @@ from kvbench.models.parts.text import VocabularyEncoder
 from kvbench.scenes import grammar
 
 CODEBOOK_BATCHES = 32
-"""Number of batches for k-means."""
+"""Number of batches of images whose latents k-means clusters."""
 
 
 @dataclass(frozen=True)
 class VQRecipe(AutoencoderRecipe[VQ]):
-    """Settings of the tokenizer's training; see `AutoencoderRecipe` for the others.
+    """Settings of the tokenizer's training; see `AutoencoderRecipe` for the other settings.
 
     Latents have unit length and gradients pass through codes to their latents (LlamaGen, arXiv:2406.06525, section 3.1;
     no adversarial and no perceptual loss).
 
     Attributes:
-        free: steps without a codebook, in which noise is added to latents.
+        free: number of first steps without a codebook, in which noise is added to latents.
         noise: standard deviation of this noise, per channel of a latent of unit length.
         commitment: weight of the distance from latents to their codes (LlamaGen section 3.1, beta).
     """
@@ -72,14 +72,14 @@ class VQRecipe(AutoencoderRecipe[VQ]):
 
 @dataclass(frozen=True)
 class NextTokenRecipe(BaseTransformerRecipe):
-    """Settings of the transformer's training; see `BaseTransformerRecipe` for the others.
+    """Settings of the transformer's training; see `BaseTransformerRecipe` for the other settings.
 
     Attributes:
         steps: optimiser steps.
         batch: scenes per step.
         text_dropout: share of samples with the learned unconditional caption.
-        wrong: highest share of a sample's input tokens that are random, uniform on [0, wrong] for every second sample,
-            so that the model tolerates wrong tokens.
+        wrong: maximum share of random tokens in a sample's inputs, so that the model tolerates wrong tokens; each
+            sample's share is uniform on [0, wrong], or 0 for half of the samples.
     """
 
     inner: ClassVar[tuple[str, ...]] = ("blocks.", "layers.", "cap_proj")
@@ -102,7 +102,7 @@ class CaptionToTokens(nn.Module):
         Args:
             words: int64 [B, text_tokens] without padding.
             dropped: bool [B], samples with the unconditional caption.
-            inputs: int64 [B, tokens]; the last one is not used.
+            inputs: int64 [B, tokens]; the last token is not used.
             targets: int64 [B, tokens].
         """
         config, transformer = self.transformer.config, self.transformer
@@ -125,14 +125,14 @@ class CaptionToTokens(nn.Module):
 
 @dataclass(frozen=True)
 class TokenCorpus:
-    """Encoded scenes on the CPU: tokens int16 [N, tokens], words of their captions int64 [N, text_tokens]."""
+    """Encoded scenes on the CPU: tokens int16 [N, tokens], word ids of their captions int64 [N, text_tokens]."""
 
     tokens: Tensor
     words: Tensor
 
 
 def draw_batch(corpus: TokenCorpus, recipe: NextTokenRecipe, codes: int, step: int) -> tuple[Tensor, ...]:
-    """Draw the arguments of `CaptionToTokens.forward`, which depend on the step number alone.
+    """Sample the arguments of `CaptionToTokens.forward`, which depend on the step alone.
 
     `codes` is the size of the codebook.
     """

@@ -1,4 +1,4 @@
-"""Resumable training loop of all networks, deterministic in the step number."""
+"""Resumable training loop of all networks, whose randomness depends on the step alone."""
 
 import json
 import logging
@@ -27,11 +27,11 @@ class Recipe:
 
     Attributes:
         inner: Muon trains parameters of two or more dimensions whose name contains one of these; "" matches all.
-        outer: parts of names that AdamW trains instead.
+        outer: parts of the names of parameters that AdamW trains instead.
         muon: peak learning rate of Muon.
         adamw: peak learning rate of AdamW.
-        average: decay of the averaged weights.
-        seed: seed of the weights and of all draws.
+        average: decay of the averaged weights per step.
+        seed: seed of the weights and of all samples.
     """
 
     inner: ClassVar[tuple[str, ...]] = ("",)
@@ -58,7 +58,7 @@ class Recipe:
 
     def rate(self, step: int) -> float:
         """Return the learning-rate factor of a step."""
-        return warm_hold_decay(step, step / self.steps, hold=self.hold)
+        return warm_hold_decay(step, step / self.steps, self.hold)
 
     def is_hidden(self, name: str) -> bool:
         """Return whether Muon may train a parameter by its name."""
@@ -79,13 +79,13 @@ def fit(
         name: label of the progress bar.
         model: newly initialised, on the device to train on.
         recipe: learning rates, schedule and decay of the average; must equal the checkpoint's.
-        loss: returns the scalar loss of a step; all its randomness depends on the step number alone, so that a resumed
+        loss: function from a step to its scalar loss; all its randomness depends on the step alone, so that a resumed
             training continues exactly.
         path: checkpoint file, read if it exists.
-        rate: learning-rate factor of a step; None for the recipe's.
+        rate: function from a step to its learning-rate factor; None for `recipe.rate`.
 
     Raises:
-        ValueError: the checkpoint has another recipe.
+        ValueError: the checkpoint's recipe differs.
         FloatingPointError: the loss is not finite.
     """
     optimizer = Optimizer(model, recipe.is_hidden, muon=recipe.muon, adamw=recipe.adamw, decay=recipe.decay)
@@ -114,7 +114,7 @@ def fit(
 
 
 def generator(*key: int) -> torch.Generator:
-    """Return a CPU generator seeded by integers (seed, purpose, step), so that steps are drawn independently."""
+    """Return a CPU generator seeded by integers (seed, purpose, step), so that steps are independent."""
     state = 0x9E3779B97F4A7C15
     for number in key:
         state = ((state ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63

@@ -1,4 +1,4 @@
-"""Muon for hidden matrices and AdamW for the rest, averaged weights, and the dtype of matrix products."""
+"""Muon for hidden matrices, AdamW for all other parameters, averaged weights, and the dtype of matrix products."""
 
 import math
 from collections import defaultdict
@@ -9,6 +9,10 @@ from torch import Tensor, nn
 
 MOMENTUM = 0.95
 """Decay of Muon's momentum per step."""
+WARM_UP = 40
+"""Number of steps over which the learning rate rises."""
+FLOOR = 0.02
+"""Learning-rate factor at the end of a training."""
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:
@@ -26,9 +30,9 @@ class Optimizer:
     """Muon and AdamW in one step.
 
     Muon (orthogonalised momentum with Nesterov's look-ahead) updates the parameters of two or more dimensions whose
-    names `hidden` accepts; convolution kernels [out, in, h, w] as matrices [out, in*h*w]. AdamW updates the others.
-    `muon` and `adamw` are the peak learning rates, `decay` is the weight decay of Muon. `torch.optim.Muon` has the same
-    rule; it multiplies in bfloat16 on every device.
+    names `hidden` accepts; convolution kernels [out, in, h, w] are matrices [out, in*h*w]. AdamW updates all other
+    parameters. `muon` and `adamw` are the peak learning rates, `decay` is the weight decay of Muon. `torch.optim.Muon`
+    has the same rule, but multiplies in bfloat16 on every device.
     """
 
     def __init__(
@@ -38,7 +42,7 @@ class Optimizer:
         *,
         muon: float,
         adamw: float,
-        decay: float = 0.0,
+        decay: float,
     ) -> None:
         matrices = [p for name, p in model.named_parameters() if p.ndim >= 2 and hidden(name)]
         matrix_ids = {id(p) for p in matrices}
@@ -113,7 +117,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 @torch.no_grad()
 def update_average(average: Mapping[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """Move averaged parameters by name, all of a module in order, towards the parameters after a step from 0 on.
+    """Move averages of all parameters of a module, in its order, towards the parameters after step `step`, from 0.
 
     The decay is at most (1 + step) / (10 + step), so that the first steps discard the random start.
     """
@@ -121,14 +125,12 @@ def update_average(average: Mapping[str, Tensor], model: nn.Module, decay: float
     torch._foreach_lerp_(list(average.values()), [p.data for p in model.parameters()], weight)
 
 
-def warm_hold_decay(
-    step: int, progress: float, *, warm: int = 40, hold: float = 0.4, floor: float = 0.02
-) -> float:
+def warm_hold_decay(step: int, progress: float, hold: float) -> float:
     """Return the learning-rate factor of a step.
 
-    It rises linearly over the first `warm` steps, stays at 1 until the share `progress` of the training reaches `hold`,
-    then falls linearly to `floor`.
+    It rises linearly over the first `WARM_UP` steps, stays at 1 until the share `progress` of the training reaches
+    `hold`, then falls linearly to `FLOOR`.
     """
-    if step < warm:
-        return (step + 1) / warm
-    return 1.0 if progress < hold else max(floor, floor + (1 - floor) * (1 - progress) / (1 - hold))
+    if step < WARM_UP:
+        return (step + 1) / WARM_UP
+    return 1.0 if progress < hold else max(FLOOR, FLOOR + (1 - FLOOR) * (1 - progress) / (1 - hold))

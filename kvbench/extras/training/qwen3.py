@@ -1,4 +1,4 @@
-"""Training of `reasoner_tiny` and `reasoner_notes_tiny` on problems of three walkers, as a folder in Qwen3's format."""
+"""Training of `reasoner_tiny` and `reasoner_notes_tiny` on problems of three walkers, written in Qwen3's format."""
 
 import json
 import random
@@ -31,10 +31,10 @@ from kvbench.puzzles.room_walk import MAX_MOVES, RoomWalk
 
 PAD, END = "<pad>", "<end>"
 MARKS = (PAD, END)
-"""First words of every vocabulary: padding and end."""
+"""First words of every vocabulary: padding and end token."""
 PUZZLES: Mapping[str, type[RoomWalk]] = {"room_walk": RoomWalk, "noted_walk": NotedWalk}
 IGNORED_TARGET = -100
-"""Target that marks tokens the loss ignores."""
+"""Target of tokens that the loss ignores."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +56,21 @@ class WalkStage:
     steps: int
 
     def count_solution(self, puzzle: type[RoomWalk]) -> int:
-        """Return the tokens of the longest used solution, its end included."""
+        """Return the number of tokens of the longest used solution, including its end."""
         return puzzle.WORDS_OF_A_MOVE * self.moves + puzzle.WORDS_OF_ANSWER + 1
 
     def count_tokens(self, puzzle: type[RoomWalk]) -> int:
-        """Return the tokens of the longest problem and the used part of its solution."""
+        """Return the number of tokens of the longest problem and the used part of its solution."""
         return 4 * self.max_rooms + puzzle.WORDS_BESIDE_DOORS + self.count_solution(puzzle)
 
 
 @dataclass(frozen=True)
 class WalkRecipe(StagedRecipe[WalkStage]):
-    """Settings of the training; see `StagedRecipe` for the others.
+    """Settings of the training; see `StagedRecipe` for the other settings.
 
     Attributes:
-        puzzle: kind of the problems: "room_walk" or "noted_walk", modules of `kvbench.puzzles`.
-        stages: stages in order; the model learns to look up facts in small houses and keeps it in larger ones.
+        puzzle: kind of the problems, a key of `PUZZLES`.
+        stages: stages in order; the model learns to look up facts in small houses and transfers it to larger houses.
         ends: share of the problems whose solution ends within the used moves.
     """
 
@@ -109,19 +109,19 @@ class NextWord(nn.Module):
 
 @cache
 def number_words(puzzle: str) -> Mapping[str, int]:
-    """Return the number of `MARKS` and of every word of a puzzle of `PUZZLES`, in their order."""
-    return {word: number for number, word in enumerate((*MARKS, *PUZZLES[puzzle].list_words()))}
+    """Return the token ids of `MARKS` and of every word of a puzzle in `PUZZLES`, in ascending order."""
+    return {word: token for token, word in enumerate((*MARKS, *PUZZLES[puzzle].list_words()))}
 
 
 def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw the arguments of `NextWord.forward`, which depend on the step number alone.
+    """Sample the arguments of `NextWord.forward`, which depend on the step alone.
 
     `rotation` is complex64 [longest sequence, head_dim/2].
     """
     stage, puzzle = recipe.find_stage(step), PUZZLES[recipe.puzzle]
-    numbers = number_words(recipe.puzzle)
+    ids = number_words(recipe.puzzle)
     rng = random.Random(f"training {recipe.seed} {step}")
-    tokens = torch.full((stage.batch, stage.count_tokens(puzzle) + 1), numbers[PAD])
+    tokens = torch.full((stage.batch, stage.count_tokens(puzzle) + 1), ids[PAD])
     is_target = torch.zeros(tokens.shape, dtype=torch.bool)
     for row in range(stage.batch):
         ends = rng.random() < recipe.ends
@@ -130,7 +130,7 @@ def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor,
         question = problem.write_problem()
         solution = (*problem.solve(), END) if ends else problem.solve()
         words = [*question, *islice(solution, stage.count_solution(puzzle))]
-        tokens[row, : len(words)] = torch.tensor([numbers[word] for word in words])
+        tokens[row, : len(words)] = torch.tensor([ids[word] for word in words])
         is_target[row, len(question) : len(words)] = True
     return (
         tokens[:, :-1],
@@ -141,10 +141,7 @@ def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor,
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Training(Training):
-    """`train=reasoner_tiny` or `train=reasoner_notes_tiny`; see `Training` for its settings.
-
-    Every step draws new problems.
-    """
+    """`train=reasoner_tiny` or `train=reasoner_notes_tiny`, with new problems at every step; see `Training`."""
 
     kind: ClassVar[type[Model]] = Qwen3Model
     transformer: WalkRecipe = field(default_factory=WalkRecipe)
@@ -179,7 +176,7 @@ class Qwen3Training(Training):
 
 
 def describe(config: Qwen3Config) -> dict[str, object]:
-    """Return the `config.json` of the model for transformers."""
+    """Return the model's `config.json` for transformers."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

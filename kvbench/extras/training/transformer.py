@@ -17,16 +17,16 @@ from kvbench.extras.training.optim import autocast, warm_hold_decay
 from kvbench.models.parts.decoder import Decoder
 
 QUERY_BLOCK = 68
-"""Number of queries that attend at once."""
+"""Number of queries in a block of `attend_causally`."""
 
 
 @dataclass(frozen=True)
 class BaseTransformerRecipe(Recipe):
-    """Settings of a transformer's training; see `Recipe` for the others.
+    """Settings of a transformer's training; see `Recipe` for the other settings.
 
     Attributes:
         decay: weight decay of hidden matrices.
-        hold: share of the schedule at the peak rate.
+        hold: share of the schedule at the peak learning rate.
     """
 
     muon: float = 0.02
@@ -49,7 +49,7 @@ T = TypeVar("T", bound=Timed)
 
 @dataclass(frozen=True)
 class StagedRecipe(BaseTransformerRecipe, Generic[T]):
-    """Settings of a training in stages; see `BaseTransformerRecipe` for the others.
+    """Settings of a training in stages; see `BaseTransformerRecipe` for the other settings.
 
     Attributes:
         stages: stages in order.
@@ -63,11 +63,7 @@ class StagedRecipe(BaseTransformerRecipe, Generic[T]):
         return sum(stage.steps for stage in self.stages)
 
     def find_stage(self, step: int) -> T:
-        """Return the stage of a step, counted from 0.
-
-        Raises:
-            IndexError: the stages have fewer steps.
-        """
+        """Return the stage of a step, counted from 0; an IndexError if the stages have fewer steps."""
         for stage in self.stages:
             if step < stage.steps:
                 return stage
@@ -99,7 +95,7 @@ class NextScaleRecipe(StagedRecipe[Stage]):
             spent += cost * min(max(step - start, 0), stage.steps)
             total += cost * stage.steps
             start += stage.steps
-        return warm_hold_decay(step, spent / total, hold=self.hold)
+        return warm_hold_decay(step, spent / total, self.hold)
 
 
 def fit_transformer(
@@ -114,7 +110,7 @@ def fit_transformer(
     """Train a transformer and its text encoder in place and return their averaged weights by name.
 
     `model` maps the arguments of a step, which `draw` returns on any device, to a scalar loss. `compiled` uses
-    torch.compile, which needs a C++ compiler and is about 1.5 times faster on a CPU. For the others see `fit`.
+    torch.compile, which needs a C++ compiler and is about 1.5 times faster on a CPU. See `fit` for the other arguments.
 
     Raises:
         ValueError, FloatingPointError: see `fit`.
@@ -146,7 +142,7 @@ def init_decoder(decoder: Decoder, rng: torch.Generator) -> None:
 def token_weights(segments: Sequence[Segment]) -> Tensor:
     """Return the weight of every token, float32 [sum t_k] with mean 1.
 
-    Weights are proportional to t_k^-1/4 for scales of t_k tokens, so that large scales do not dominate.
+    Weights are proportional to t_k^(-1/4) for scales of t_k tokens, so that large scales do not dominate.
     """
     weights = torch.cat([torch.full((s.length,), s.length**-0.25) for s in segments])
     return weights / weights.mean()
@@ -155,8 +151,8 @@ def token_weights(segments: Sequence[Segment]) -> Tensor:
 def attend_causally(_layer: int, q: Tensor, k: Tensor, v: Tensor, _plain: object) -> Tensor:
     """Attend causally in blocks of queries, so that most masked scores are never computed.
 
-    Written out, because the gradient of torch's fused attention is several times slower on a CPU. The arguments are as
-    in `kvbench.models.parts.layers.Attend`: q [B, heads, tokens, D], k and v [B, KV heads, tokens, D], with heads a
+    The gradient of torch's fused attention is several times slower on a CPU. The arguments are those of
+    `kvbench.models.parts.layers.Attend`: q [B, heads, tokens, D], k and v [B, KV heads, tokens, D], with heads a
     multiple of KV heads. The result has the shape of q.
     """
     groups = q.shape[1] // k.shape[1]

@@ -1,6 +1,6 @@
 """Training of `var_tiny`: scenes of one object -> tokenizer -> latents -> transformer.
 
-The tokenizer trains as an autoencoder, then k-means finds the codes, then the decoder of codes trains.
+The tokenizer trains as an autoencoder, then k-means finds the codes, then the decoder trains on codes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,23 +35,24 @@ from kvbench.models.var.transformer import VAR
 from kvbench.scenes import grammar
 
 CODEBOOK_BATCHES = 24
-"""Number of batches for k-means."""
+"""Number of batches of images whose residuals k-means clusters."""
 KMEANS_ROUNDS = 2
 """Number of runs of k-means, each on the residuals under the previous codes."""
 
 
 @dataclass(frozen=True)
 class VARTokenizerRecipe(AutoencoderRecipe[VQVAE]):
-    """Settings of the tokenizer's training; see `AutoencoderRecipe` for the others.
+    """Settings of the tokenizer's training; see `AutoencoderRecipe` for the other settings.
 
     Unlike in VAR (arXiv:2404.02905, section 3.2) codes are not learnt by gradients, because latents would move away and
     leave most of a small codebook unused. There is no adversarial and no perceptual loss.
 
     Attributes:
-        free: steps without a codebook, in which the encoder learns and noise is added to latents.
-        noise: standard deviation of this noise, as a share of the latents' deviation.
-        prefix: share of each such batch decoded from its first scales only, so that these describe the whole image.
-        longest_prefix: maximum number of these scales.
+        free: number of first steps without a codebook, in which the encoder learns and noise is added to latents.
+        noise: standard deviation of this noise, as a share of the latents' standard deviation.
+        prefix: share of such a step's batch that is decoded from its first scales only, so that they describe the whole
+            image.
+        longest_prefix: maximum number of first scales in such a prefix.
     """
 
     steps: int = 1600
@@ -93,7 +94,7 @@ class VARTokenizerRecipe(AutoencoderRecipe[VQVAE]):
 def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
     """Build a tokenizer to train: random weights from a seed, closed branches, codes without gradients.
 
-    The convolutions of scales are and stay the identity, so that scales add up to what they quantise.
+    The convolutions of scales are the identity and are not trained, so that the scales' codes add up to the latents.
     """
     vq = start(lambda: VQVAE(config), seed)
     vq.quantize.requires_grad_(False)
@@ -119,12 +120,12 @@ def walk_scales(
 
 @dataclass(frozen=True)
 class VARRecipe(NextScaleRecipe):
-    """Settings of the transformer's training; see `BaseTransformerRecipe` for the others.
+    """Settings of the transformer's training; see `NextScaleRecipe` for the other settings.
 
     Attributes:
-        class_dropout: share of samples with no class.
-        wrong: highest share of a sample's tokens that are random, uniform on [0, wrong] for every second sample; later
-            scales learn to correct them.
+        class_dropout: share of samples without a class.
+        wrong: maximum share of random tokens of a sample, which later scales learn to correct; each sample's share is
+            uniform on [0, wrong], or 0 for half of the samples.
     """
 
     stages: tuple[Stage, ...] = (Stage(3, 128, 800), Stage(6, 64, 2400), Stage(9, 32, 800))
@@ -142,7 +143,7 @@ class ClassCorpus:
 
 
 class ClassToTokens(nn.Module):
-    """The transformer as a module for training in one pass."""
+    """Transformer as a module for training in one pass."""
 
     def __init__(self, transformer: VAR) -> None:
         super().__init__()
@@ -199,7 +200,7 @@ def corrected_tokens(
 def draw_batch(
     corpus: ClassCorpus, vq: VQVAE, segments: Sequence[Segment], recipe: VARRecipe, step: int
 ) -> tuple[Tensor | int, ...]:
-    """Draw the arguments of `ClassToTokens.forward` on the CPU, which depend on the step number alone.
+    """Sample the arguments of `ClassToTokens.forward` on the CPU, which depend on the step alone.
 
     `segments` is the whole schedule of scales.
     """
@@ -210,7 +211,7 @@ def draw_batch(
     wrong = wrong * (torch.rand(stage.batch, generator=rng) < 0.5)
     latents = corpus.latents[index].float()
     targets, inputs = corrected_tokens(vq, latents, segments, stage.scales, wrong, rng)
-    # The last row of the classes' embedding is for no class.
+    # The last row of the class embedding is for samples without a class.
     dropped = torch.rand(stage.batch, generator=rng) < recipe.class_dropout
     labels = corpus.labels[index].masked_fill(dropped, corpus.classes)
     return labels, inputs, targets, token_weights(segments[: stage.scales]), stage.scales

@@ -112,20 +112,25 @@ def test_the_average_forgets_the_start_and_then_decays(decay: float) -> None:
 
 @pytest.mark.parametrize(
     ("step", "progress", "factor"),
-    [(0, 0.0, 0.1), (4, 0.9, 0.5), (9, 0.1, 1.0), (10, 0.1, 1.0), (10, 0.6, 1.0), (10, 0.8, 0.55), (10, 1.0, 0.1)],
-)  # fmt: skip
+    [
+        (0, 0, 1 / 40),
+        (19, 0.9, 0.5),
+        (39, 0.1, 1),
+        (40, 0.1, 1),
+        (40, 0.6, 1),
+        (40, 0.8, 0.51),
+        (40, 1, 0.02),
+    ],
+)
 def test_the_rate_rises_stays_and_falls(step: int, progress: float, factor: float) -> None:
-    found = warm_hold_decay(step, progress, warm=10, hold=0.6, floor=0.1)
-    assert found == pytest.approx(factor)
-    defaults = [warm_hold_decay(0, 0.0), warm_hold_decay(100, 0.3), warm_hold_decay(100, 0.7)]
-    assert defaults == pytest.approx([1 / 40, 1, 0.51])
+    assert warm_hold_decay(step, progress, 0.6) == pytest.approx(factor)
 
 
 def test_kernels_of_another_memory_layout_are_refused() -> None:
     """No view of them is possible, and a copy would train in vain."""
     model = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
     with pytest.raises(RuntimeError, match="view"):
-        Optimizer(model, lambda _: True, **RATES)
+        Optimizer(model, lambda _: True, decay=0.0, **RATES)
 
 
 @dataclass(frozen=True)
