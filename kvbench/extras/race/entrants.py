@@ -1,4 +1,4 @@
-"""Entrants of a race: the methods that fit, the evaluator of its metric, and runs that are drawn block by block."""
+"""Entrants of a race: the methods that fit, the evaluator of its metric, and runs generated block by block."""
 
 import logging
 from collections import Counter
@@ -27,26 +27,26 @@ from kvbench.runs.job import Job
 from kvbench.runs.partial import PartialRun, begin, extend
 
 OWN_KEYS = ("task", "metric", "methods", "margin", "choose", "eval", "against", "verbose")
-"""Keys of the command that its runs do not get."""
+"""Keys of the command that are not passed to its runs."""
 OF_SETS = ".eval.distribution."
 """Part of the module path of metrics of whole sets."""
 ODD = ("full", "kvpress")
-"""Methods that start only when they are named: the reference itself, and the presses of another program."""
+"""Methods that start only if they are named: the reference itself, and presses of the library kvpress."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs of a race, drawn as far as the race needs them.
+    """Runs of a race, generated as far as the race needs them.
 
     Attributes:
-        words: words of the command that every run gets.
+        overrides: overrides of the command that every run gets.
         evaluator: name in conf/eval of the evaluator of the metric.
         metric: name of the metric.
-        spec: its specification.
+        spec: specification of the metric.
         begun: runs that are begun and their references, by method; a method is prepared once for all blocks.
     """
 
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     evaluator: str
     metric: str
     spec: MetricSpec
@@ -54,14 +54,14 @@ class Runner:
 
     def make(self, method: str) -> Job:
         """Compose the run of a method and make its objects."""
-        cfg = compose_job([*self.words, f"method={method}", f"eval=[{self.evaluator}]"])[0]
+        cfg = compose_job([*self.overrides, f"method={method}", f"eval=[{self.evaluator}]"])[0]
         return make_job(cfg, read_settings(cfg), keep_model=True)
 
     def draw(self, job: Job, block: range) -> tuple[list[tuple[str, float]], float]:
-        """Draw a block of a method's run and of its reference; return its values by prompt and seconds per sample.
+        """Generate a block of a method's run and of its reference; return its values with prompts, and s per sample.
 
-        The run is the one that `task=run` would finish. Samples that exist are not drawn again, and blocks that other
-        processes draw are waited for. With the last block the run is finished.
+        The run is the same as that of `task=run`. Samples that exist are not generated again, and blocks that other
+        processes generate are waited for. With the last block the run is finished.
         """
         name = job.method_name
         if name not in self.begun:
@@ -74,22 +74,22 @@ class Runner:
             execute(self.make(name))  # `execute` needs an unprepared method
         folders = run.folder.path, reference.folder.path
         evaluator = job.evaluators[self.evaluator]
-        found = score_block(evaluator, self.metric, folders, block, job.metadata, job.settings.device)
+        values = score_block(evaluator, self.metric, folders, block, job.metadata, job.settings.device)
         records = run.folder.recorded()
-        return found, fmean(float(str(records[index]["seconds"])) for index in block)
+        return values, fmean(float(str(records[index]["seconds"])) for index in block)
 
     def close(self) -> None:
-        """Note in the status of unfinished runs that the race needs no more of them."""
+        """Record in the status of unfinished runs that the race needs no more samples of them."""
         for run in chain.from_iterable(self.begun.values()):
             run.leave()
 
 
-def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:
-    """Return the words of the command that its runs get, settings of their evaluator included."""
-    keys = [word.lstrip("+~").split("=")[0] for word in words]
+def keep_overrides(overrides: Sequence[str], evaluator: str) -> tuple[str, ...]:
+    """Return the overrides of the command that its runs get, including settings of their evaluator."""
+    keys = [override.lstrip("+~").split("=")[0] for override in overrides]
     return tuple(
-        word
-        for word, key in zip(words, keys, strict=True)
+        override
+        for override, key in zip(overrides, keys, strict=True)
         if key.startswith(f"eval.{evaluator}.") or key.split(".")[0] not in OWN_KEYS
     )
 
@@ -102,9 +102,9 @@ def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec
     Raises:
         ConfigError: no evaluator has the metric, it lacks weights or packages, or the metric is of a whole set.
     """
-    own, known = dict(cfg.get("eval") or {}), dict[str, None]()
-    for name, node in _list_nodes(own, strip_part(metric)):
-        with nullcontext() if name in own else leaving_out(f"eval.{name}"):
+    given, known = dict(cfg.get("eval") or {}), dict[str, None]()
+    for name, node in _list_nodes(given, strip_part(metric)):
+        with nullcontext() if name in given else leaving_out(f"eval.{name}"):
             evaluator: Evaluator = instantiate(node)
             known |= dict.fromkeys(evaluator.metrics)
         if metric in known:
@@ -120,19 +120,19 @@ def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec
     return name, evaluator.metrics[metric]
 
 
-def _list_nodes(own: Mapping[str, Any], stem: str) -> Iterator[tuple[str, Any]]:
-    """Yield evaluators by name: those of the command, those of the file with the metric's name, then all others."""
-    yield from own.items()
+def _list_nodes(given: Mapping[str, Any], stem: str) -> Iterator[tuple[str, Any]]:
+    """Yield names and nodes of the command's evaluators, of those of the file named like the metric, then of others."""
+    yield from given.items()
     if is_choice("eval", stem):
         yield from (compose_job([f"eval=[{stem}]"])[0].eval or {}).items()
-    yield from ((name, node) for name, node in compose_metrics().items() if name not in own)
+    yield from ((name, node) for name, node in compose_metrics().items() if name not in given)
 
 
 def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job], dict[str, str]]:
-    """Return the jobs of methods that fit, and the other methods with the reason.
+    """Return the jobs of methods that fit, and the reason for every other method.
 
     Raises:
-        ConfigError: fewer than two fit, or a named one does not.
+        ConfigError: fewer than two methods fit, or a method of `named` does not.
     """
     names = named or [name for name in list_choices("method") if name not in ODD]
     entrants: list[Job] = []
@@ -143,7 +143,7 @@ def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job
                 job = runner.make(name)
                 check_job(job)
                 if not job.method.budgeted and job.settings.budget != 1:
-                    raise ConfigError("has no budget, so that it would be compared at another memory")
+                    raise ConfigError("has no budget, so its memory would not be comparable")
         except Exception as error:  # a class of the user may raise anything
             refused[name] = _describe(error)
             if named:
@@ -160,7 +160,7 @@ def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job
 
 
 def _describe(error: Exception) -> str:
-    """Return one line about any error, named by its type if no user is expected to cause it."""
+    """Return one line about any error, with the error's type if it is not a user's."""
     try:
         return describe_error(error)
     except Exception as cause:
@@ -168,17 +168,13 @@ def _describe(error: Exception) -> str:
 
 
 def has_random_order(prompts: Mapping[str, Any]) -> bool:
-    """Return whether the prompts of a configuration are drawn at random, so that neighbours are not more alike."""
+    """Return whether a configuration's prompts come in random order, so that neighbours are not more alike."""
     drawn = getattr(import_target(prompts["_target_"], "prompts"), "in_random_order", False)
     return bool(drawn) or ("of" in prompts and has_random_order(prompts["of"]))
 
 
 def _check_calibration(job: Job) -> None:
-    """Refuse calibration prompts of a file that are in the race too.
-
-    Raises:
-        ConfigError: a prompt is in both, so that calibrated methods would be ahead on prompts that they know.
-    """
+    """Raise a ConfigError if prompts of a calibration file are in the race too, on which calibrated methods lead."""
     file, raced = job.settings.calibrate.prompts, {prompt.text for prompt in job.prompts}
     if file is not None and (both := sum(prompt.text in raced for prompt in job.calibration_prompts)):
         raise ConfigError(
@@ -188,7 +184,7 @@ def _check_calibration(job: Job) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep warnings of checks, which finished runs repeat, from the terminal."""
+    """Hide warnings of checks, which finished runs repeat."""
     logging.disable(logging.WARNING)
     try:
         yield

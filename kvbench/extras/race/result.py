@@ -1,4 +1,4 @@
-"""Result of a race: its table, its file and notes."""
+"""Result of a race: its table, its files and its notes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ class Setting:
 
     Attributes:
         title: model, budget and metric.
-        command: words of the command line.
+        command: the command line.
         metric: name of the metric.
-        drawn: samples that the race drew of all methods, of the full cache apart.
-        grid: samples of all methods in a full grid.
-        refused: methods that did not start, with the reason.
-        slow: methods that left because of their time, with the seconds per sample.
-        calibrated: methods that need a calibration, with the number of its prompts.
-        winner: command of the winner's run.
+        drawn: number of samples generated for all methods, without the full cache.
+        grid: number of samples if all methods generated all prompts.
+        refused: reason of each method that did not start.
+        slow: seconds per sample of each method that left because of its time.
+        calibrated: number of calibration prompts of each method that needs a calibration.
+        winner: command line of the winner's run.
     """
 
     title: str
@@ -43,18 +43,18 @@ class Setting:
 
 
 def rank(race: Race, found: Found) -> list[dict[str, object]]:
-    """Return a row per method, the best first: mean, units, and the leader's lead over it with both intervals.
+    """Return a row per method, the best first: mean, prompts, and the leader's lead over it with both intervals.
 
-    Leads and the leader's mean are over the samples that the method drew. A sequence interval is valid at every look,
-    for a leader that is chosen in advance; the leader of a race is chosen by the data, so the intervals of the table do
-    not hold together with the race's error. The fixed-sample interval is the bootstrap of a run whose size was chosen
-    in advance and is not valid after a race.
+    Leads and the leader's mean are over the samples that the method generated. A sequence interval is valid at every
+    look, for a leader that is chosen in advance; the leader of a race is chosen by the data, so the intervals of the
+    table do not hold jointly with the race's error. The fixed-sample interval is the bootstrap for a run whose size is
+    chosen in advance; it is not valid after a race.
     """
     leader = race.racing[0]
     sign = 1.0 if race.rules.higher else -1.0
-    reasons = {one.method: one for one in race.exits}
+    exits = {left.method: left for left in race.exits}
     rows = []
-    for method in (*race.racing, *(one.method for one in reversed(race.exits))):
+    for method in (*race.racing, *reversed(exits)):
         ours = average(found, [method])[method]
         row: dict[str, object] = {"method": method, "mean": float(ours.mean()), "prompts": len(ours)}
         if method != leader:
@@ -69,14 +69,14 @@ def rank(race: Race, found: Found) -> list[dict[str, object]]:
                 else list(ends),
                 "fixed_sample": None if fixed is None else [fixed.low, fixed.high],
             }
-        if (left := reasons.get(method)) is not None:
+        if (left := exits.get(method)) is not None:
             row |= {"left_after": left.after, "left_to": left.better, "left_behind": list(left.ahead)}
         rows.append(row)
     return rows
 
 
 def make_rows(ranking: Sequence[Mapping[str, object]], digits: int) -> list[Row]:
-    """Return the ranking as cells of a table; what a method left for stands in place of the interval of the lead."""
+    """Return the ranking as cells of a table; the interval of a lead is shown for methods that are in the race."""
     rows: list[Row] = []
     for row in ranking:
         lead, reason = _explain(row, digits)
@@ -95,7 +95,7 @@ def make_rows(ranking: Sequence[Mapping[str, object]], digits: int) -> list[Row]
 
 
 def _explain(row: Mapping[str, Any], digits: int) -> tuple[str | None, str | None]:
-    """Return the leader's lead over a method, with its interval in the race, and why the method left the race."""
+    """Return the leader's lead over a method, with its interval unless the method left, and why the method left."""
     lead = f"{row['lead']:.{digits}f}" if "lead" in row else None
     left, ends = "left_to" in row, row.get("left_behind", row.get("sequence"))
     if ends is None:
@@ -107,7 +107,7 @@ def _explain(row: Mapping[str, Any], digits: int) -> tuple[str | None, str | Non
 
 
 def describe_end(race: Race, setting: Setting) -> list[str]:
-    """Return sentences about how the race ended and what it drew."""
+    """Return sentences about how the race ended and how many samples it generated."""
     after, left = race.looks[-1].after, ", ".join(race.racing)
     ends = {
         "won": f"{left} alone remains after {after} prompts.",
@@ -143,7 +143,7 @@ def write_race(
         "state": race.state,
         "ranking": list(ranking),
         "looks": [asdict(look) for look in race.looks],
-        "exits": [asdict(one) for one in race.exits],
+        "exits": [asdict(left) for left in race.exits],
     }
     write_whole(folder / FILE, json.dumps(record, indent=1, allow_nan=False) + "\n")
     lines = [setting.title, "", f"    {setting.command}", "", format_markdown(make_rows(ranking, digits))]

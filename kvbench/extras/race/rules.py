@@ -1,9 +1,9 @@
-"""Races among methods: who is out, who is level, decided by anytime-valid paired intervals.
+"""Races among methods, which anytime-valid paired intervals decide.
 
-All methods draw the same prompts with the same noise, so paired differences vary little. After each block of prompts a
-method leaves when the confidence sequence of its difference to another says that the other is better. The error of
-each pair is `error / (methods - 1)`: the best method is only dropped if one of its own pairs errs, so the error of the
-whole race is bounded by `error`, whenever it stops. Prompts must come in random order.
+All methods get the same prompts with the same noise, so paired differences vary little. After each block of prompts a
+method leaves if the confidence sequence of its difference to another method shows that the other is better. The error
+of each pair is `error / (methods - 1)`: the best method is only dropped if one of its own pairs errs, so the error of
+the whole race is bounded by `error`, whenever it stops. Prompts must come in random order.
 
 Intervals of values other than answers are asymptotic. They do not hold for methods that fail rarely and badly: before
 its first failure such a method looks better than it is (`Race.rarest_shown`).
@@ -24,10 +24,10 @@ from kvbench.eval.protocol.sequences import Floats, bounded_sequence, normal_seq
 
 Interval = tuple[float, float]
 Values = Mapping[str, Floats]
-"""Values of each method by its name, one for each unit in the order of drawing; units are alike for all methods."""
+"""Values float64 [units] of each method, in the order of generation; all methods have the same units."""
 
 Found = dict[str, list[tuple[str, float]]]
-"""Prompt and value of each sample of each method, in the order of drawing."""
+"""Prompt and value of each sample of each method, in the order of generation."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Rules:
 
     Attributes:
         higher: whether larger values are better.
-        error: probability that the best method is dropped; larger if methods that are worse fail rarely and badly.
-        margin: largest difference of two methods that count as level, in the metric's unit.
+        error: bound on the probability that the best method is dropped, unless worse methods fail rarely and badly.
+        margin: maximum difference of two methods that count as level, in the metric's unit.
         limits: smallest and largest value of a metric whose values are answers (0 or 1); None for other metrics.
     """
 
@@ -52,10 +52,10 @@ class Elimination:
     """A method that left the race.
 
     Attributes:
-        method: its name.
+        method: name of the method.
         after: number of units after which it left.
-        better: the method that is better by its interval.
-        ahead: interval of that method's lead, above zero.
+        better: name of a method whose lead over it has an interval above zero.
+        ahead: interval of that lead.
     """
 
     method: str
@@ -71,7 +71,7 @@ class InterimResult:
     Attributes:
         after: number of units.
         means: mean of each method in the race.
-        leads: interval of the leader's lead over each other method in the race; None if it is not known.
+        leads: interval of the leader's lead over each other method in the race; None if all differences are equal.
     """
 
     after: int
@@ -89,12 +89,12 @@ class Race:
     """A race after some looks.
 
     Attributes:
-        rules: its rules.
+        rules: rules of the race.
         entrants: methods that started.
-        racing: methods that are left, the best mean first.
+        racing: methods in the race, the best mean first.
         looks: state after each block.
         exits: methods that left, in the order of leaving.
-        state: `racing`; `won`: one method is left; `level`: all methods left are within the margin.
+        state: `won` if one method remains, `level` if all remaining methods are within the margin, else `racing`.
     """
 
     rules: Rules
@@ -111,9 +111,9 @@ class Race:
 
     @property
     def rarest_shown(self) -> float | None:
-        """Smallest failure rate of prompts that shows before the first exit with probability 1 - `pair_error`.
+        """Smallest failure rate over prompts that shows before the first exit with probability 1 - `pair_error`.
 
-        None without an exit, or for answers, whose intervals assume no distribution.
+        None if no method left, or for answers, whose intervals assume no distribution.
         """
         if not self.exits or self.rules.limits is not None:
             return None
@@ -155,29 +155,31 @@ def advance(race: Race, values: Values) -> Race:
 def find_intervals(differences: Floats, error: float, limits: Range | None) -> list[Interval | None]:
     """Return the interval of each mean of differences `[means, units]`: bounded for answers, else asymptotic.
 
-    None if all differences are equal: the asymptotic interval would have no width, although a rare other difference
-    may not have been drawn yet.
+    An asymptotic interval of equal differences is None: it would have no width, although a rare different value may not
+    have occurred yet.
     """
     if limits is not None:
         width = limits[1] - limits[0]
         ends = zip(*bounded_sequence(differences, error, -width, width), strict=True)
         return [(float(low), float(high)) for low, high in ends]
     known, ends = np.ptp(differences, -1) > 0, zip(*normal_sequence(differences, error), strict=True)
-    return [(float(low), float(high)) if one else None for one, (low, high) in zip(known, ends, strict=True)]
+    return [
+        (float(low), float(high)) if vary else None for vary, (low, high) in zip(known, ends, strict=True)
+    ]
 
 
 def find_interval(differences: Floats, error: float, limits: Range | None) -> Interval | None:
-    """Return the interval of a mean of differences `[units]`, as `find_intervals` does."""
+    """Return the interval of the mean of differences `[units]`, see `find_intervals`."""
     return find_intervals(differences[None], error, limits)[0]
 
 
 def split_blocks(prompts: Sequence[str], block: int, batch: int) -> list[range]:
-    """Return the blocks of a race: `block` prompts or more each, whole prompts and whole batches.
+    """Return the blocks of a race, in samples: each with `block` prompts or more, whole prompts and whole batches.
 
     Args:
         prompts: prompt of each sample; neighbours may have one prompt.
-        block: prompts between two looks.
-        batch: samples that a run draws together.
+        block: minimum number of prompts between two looks.
+        batch: number of samples that a run generates together.
 
     Raises:
         ConfigError: the first block has fewer than `MIN_UNITS` prompts.
@@ -199,7 +201,7 @@ def split_blocks(prompts: Sequence[str], block: int, batch: int) -> list[range]:
 
 
 def average(found: Found, methods: Sequence[str]) -> dict[str, Floats]:
-    """Return the means of neighbouring samples of one prompt by method, in the order of drawing.
+    """Return the means of neighbouring samples of one prompt by method, float64 [units] in the order of generation.
 
     Such samples are alike, and the sequences need independent units. A prompt that comes again later is another unit:
     a unit must not change after a look.
@@ -214,15 +216,15 @@ def average(found: Found, methods: Sequence[str]) -> dict[str, Floats]:
 
 
 def measure_lead(found: Found, leader: str, method: str, count: int | None = None) -> Floats:
-    """Return the leader's values less another method's by prompt, over samples that both drew.
+    """Return the leader's values minus another method's, float64 [units], over samples that both have.
 
-    Later samples of a prompt that only the leader drew do not count.
+    Later samples of a prompt that only the leader has do not count.
 
     Args:
         found: values of all samples.
-        leader: the method that drew most.
-        method: the other one.
-        count: number of samples, from the first on; None for all that `method` drew.
+        leader: the method with the most samples.
+        method: the other method.
+        count: number of samples, from the first on; None for all of `method`.
     """
     stop = len(found[method]) if count is None else count
     values = average({name: found[name][:stop] for name in (leader, method)}, (leader, method))

@@ -10,7 +10,13 @@ from kvbench.cli.console import CONSOLE, say
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_values
 from kvbench.core.settings import Settings
-from kvbench.extras.race.entrants import Runner, find_entrants, find_evaluator, has_random_order, keep_words
+from kvbench.extras.race.entrants import (
+    Runner,
+    find_entrants,
+    find_evaluator,
+    has_random_order,
+    keep_overrides,
+)
 from kvbench.extras.race.figure import draw_race
 from kvbench.extras.race.result import Setting, describe_end, make_rows, rank, write_race
 from kvbench.extras.race.rules import Found, Race, Rules, advance, average, split_blocks
@@ -22,7 +28,7 @@ from kvbench.runs.job import Job
 
 
 def choose(cfg: Mapping[str, Any], settings: Settings) -> Path:
-    """Do `task=choose`: draw in blocks, drop methods that are behind, and rank them; return the folder of the result.
+    """Run `task=choose`: generate in blocks, drop methods that are behind, rank them; return the result's folder.
 
     Raises:
         ConfigError: the metric cannot be raced, or fewer than two methods fit.
@@ -30,11 +36,11 @@ def choose(cfg: Mapping[str, Any], settings: Settings) -> Path:
     assert settings.metric is not None
     given = list_words()
     name, spec = find_evaluator(cfg, settings.metric)
-    words = keep_words(given, name)
+    overrides = keep_overrides(given, name)
     if settings.shuffle is None and not has_random_order(cfg["prompts"]):
-        words = (*words, "shuffle=0")
+        overrides = (*overrides, "shuffle=0")
         say("neighbouring prompts may be alike: the race draws them in random order (shuffle=0)")
-    runner = Runner(words, name, settings.metric, spec)
+    runner = Runner(overrides, name, settings.metric, spec)
     entrants, refused = find_entrants(runner, settings.methods)
     say(f"{len(entrants)} methods start" + (f", {len(refused)} do not fit" if refused else ""))
     prompts = [prompt.text for prompt in entrants[0].prompts]
@@ -54,32 +60,32 @@ def choose(cfg: Mapping[str, Any], settings: Settings) -> Path:
             for job in entrants
             if isinstance(job.method.needs(), Observer)
         },
-        winner=shlex.join(("python", "run.py", *runner.words, f"method={race.racing[0]}")),
+        winner=shlex.join(("python", "run.py", *runner.overrides, f"method={race.racing[0]}")),
     )
     rules = [settings.metric, settings.margin, vars(settings.choose), list(found)]
-    place = settings.runs_dir / "races" / hash_values([runner.words, *rules])[:10]
-    place.mkdir(parents=True, exist_ok=True)
+    folder = settings.runs_dir / "races" / hash_values([runner.overrides, *rules])[:10]
+    folder.mkdir(parents=True, exist_ok=True)
     ranking = rank(race, found)
-    write_race(place, race, setting, ranking, spec.digits)
+    write_race(folder, race, setting, ranking, spec.digits)
     figure = draw_race(race, found, stops, setting.title, name_values(settings.metric, spec))
-    save(figure, place / "race.png")
+    save(figure, folder / "race.png")
     print_rows(CONSOLE, setting.title, make_rows(ranking, spec.digits), 1)
     for line in describe_end(race, setting):
         print_line(CONSOLE, line, "")
-    say(f"the leader: {setting.winner}\nrace: {place}")
-    return place
+    say(f"the leader: {setting.winner}\nrace: {folder}")
+    return folder
 
 
 def _hold(
     runner: Runner, settings: Settings, entrants: Mapping[str, Job], blocks: Sequence[range]
 ) -> tuple[Race, Found, dict[str, float]]:
-    """Hold the race; return it with the values of each method, and methods that were too slow with their seconds."""
+    """Run the race; return it, the values of each method, and the seconds per sample of methods that were too slow."""
     limit = settings.choose.seconds
     found: Found = {method: [] for method in entrants}
     took = _draw_block(runner, entrants.values(), blocks[0], found)
     slow = {method: seconds for method, seconds in took.items() if limit is not None and seconds > limit}
     if len(fast := [method for method in entrants if method not in slow]) < 2:
-        raise ConfigError(f"choose.seconds={limit}: {len(fast)} of {len(entrants)} methods are that fast")
+        raise ConfigError(f"choose.seconds={limit}: {len(fast)} of {len(entrants)} methods fit; raise it")
     race = advance(Race.start(fast, _read_rules(settings, runner, found)), average(found, fast))
     _say_look(race)
     for block in blocks[1:]:
@@ -93,7 +99,7 @@ def _hold(
 
 
 def _draw_block(runner: Runner, jobs: Iterable[Job], block: range, found: Found) -> dict[str, float]:
-    """Draw a block of each method, note its values, and return the seconds per sample."""
+    """Generate a block of each method, add its values to `found`, and return the seconds per sample by method."""
     seconds = {}
     for job in jobs:
         values, seconds[job.method_name] = runner.draw(job, block)
@@ -110,6 +116,6 @@ def _read_rules(settings: Settings, runner: Runner, found: Found) -> Rules:
 
 def _say_look(race: Race) -> None:
     look = race.looks[-1]
-    left = [f"{one.method} (behind {one.better})" for one in race.exits if one.after == look.after]
+    left = [f"{out.method} (behind {out.better})" for out in race.exits if out.after == look.after]
     out = f"; out: {', '.join(left)}" if left else ""
     print_line(CONSOLE, f"after {look.after} prompts: {len(race.racing)} go on, {look.leader} leads{out}", "")

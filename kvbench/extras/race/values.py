@@ -1,4 +1,4 @@
-"""Values of a metric on a block of samples of a run that may be unfinished."""
+"""Values of a metric for a block of samples of a run that may be unfinished."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,9 +11,9 @@ from kvbench.eval.protocol.ranges import Range, find_range
 from kvbench.eval.protocol.scores import MetricSpec
 
 IDENTICAL = 100.0
-"""Decibels of an image that equals its reference, whose PSNR is infinite."""
+"""PSNR in dB that replaces infinity for an image that equals its reference."""
 MEAN_ERRORS = {"psnr_mean_mse": "mse"}
-"""Metrics of a set that are a function of a mean error over samples, with the column of the errors."""
+"""Column of the errors of metrics that are a function of the mean error over samples, by metric."""
 
 
 def name_values(metric: str, spec: MetricSpec) -> str:
@@ -29,7 +29,7 @@ def has_higher_values(metric: str, spec: MetricSpec) -> bool:
 
 
 def find_limits(metric: str, values: Iterable[float]) -> Range | None:
-    """Return the bounds of a metric whose values are answers, which are right or wrong; None for other values."""
+    """Return the bounds of a metric whose values are answers (0 or 1); None for other values."""
     limits = find_range(metric)
     bounded = limits is not None and all(map(math.isfinite, limits))
     return limits if bounded and all(value in (0.0, 1.0) for value in values) else None
@@ -43,15 +43,13 @@ def score_block(
     metadata: Sequence[dict[str, object]],
     device: str,
 ) -> list[tuple[str, float]]:
-    """Return the prompt of each sample of a block and its value of a metric.
-
-    For `psnr_mean_mse` the values are mean squared errors.
+    """Return prompt and value of each sample of a block, for `psnr_mean_mse` the mean squared error.
 
     Args:
         evaluator: evaluator of the metric.
         metric: name of the metric.
         folders: the run and its reference, which have the samples of the block.
-        block: numbers of the samples.
+        block: indices of the samples.
         metadata: metadata of all prompts.
         device: torch device.
 

@@ -15,7 +15,7 @@ from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.words import check_race
 from kvbench.core.config import ConfigError
 from kvbench.extras.race import task
-from kvbench.extras.race.entrants import Runner, find_entrants, keep_words
+from kvbench.extras.race.entrants import Runner, find_entrants, keep_overrides
 from kvbench.runs.job import Job
 from tests.support.command_line import Command
 
@@ -173,7 +173,7 @@ def test_the_reason_why_no_method_fits_is_named(command: Command, monkeypatch: p
 
 def test_runs_get_the_settings_of_their_evaluator_only() -> None:
     words = ("task=choose", "eval=[lpips]", "eval.lpips.path=x", "eval.psnr.y=1", "+seed=2", "choose.block=8")
-    assert keep_words(words, "lpips") == ("eval.lpips.path=x", "+seed=2")
+    assert keep_overrides(words, "lpips") == ("eval.lpips.path=x", "+seed=2")
 
 
 @pytest.mark.slow
