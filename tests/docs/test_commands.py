@@ -211,9 +211,9 @@ def compose(arguments: list[str]) -> str | None:
     if arguments == ["--version"]:
         return None
     if arguments[:1] == ["publish"]:
-        return read_request(publish.parse_words, arguments[1:])
+        return read_request(publish.parse_arguments, arguments[1:])
     if arguments[:1] == ["verify"]:
-        return read_request(verify.parse_words, arguments[1:])
+        return read_request(verify.parse_arguments, arguments[1:])
     if arguments[:1] == ["list"]:
         return read_request(show_list, arguments[1:])
     if arguments[:1] == ["show"]:
@@ -226,10 +226,10 @@ def compose(arguments: list[str]) -> str | None:
     return _compose(tuple(word for word in arguments if word != NOT_INSTALLED))
 
 
-def read_request(parse_words: Callable[[list[str]], object], words: list[str]) -> str | None:
+def read_request(parse_arguments: Callable[[list[str]], object], words: list[str]) -> str | None:
     """Read the words of a command that composes nothing."""
     try:
-        parse_words(words)
+        parse_arguments(words)
     except ConfigError as error:
         return str(error)
     return None

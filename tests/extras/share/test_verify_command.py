@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.core.config import ConfigError
-from kvbench.extras.share.verify.command import VerifyRequest, parse_words
+from kvbench.extras.share.verify.command import VerifyRequest, parse_arguments
 from kvbench.extras.share.verify.recorded import RecordedJobs, check_targets
 from kvbench.extras.share.verify.verdict import Choice
 from kvbench.runs.record.results import Evaluated
@@ -129,7 +129,7 @@ def test_prompts_of_the_user_are_verified_and_never_quoted(command: Command, tmp
 
 def test_words_are_parsed(tmp_path: Path) -> None:
     words = [str(tmp_path), "samples=2", "seed=9", "code=a,b", "out=x.json", "by= Eve "]
-    assert parse_words(words) == VerifyRequest(
+    assert parse_arguments(words) == VerifyRequest(
         tmp_path, Choice(2, 9), Path("x.json"), None, ("a", "b"), "Eve"
     )
 
@@ -153,7 +153,7 @@ def test_words_are_parsed(tmp_path: Path) -> None:
 )
 def test_wrong_words_end_in_one_line(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        parse_words(words)
+        parse_arguments(words)
 
 
 def test_a_record_of_many_metrics_ends_in_one_line(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from kvbench.cli.console import say
 from kvbench.core.config import ConfigError
+from kvbench.extras.share.arguments import read_name, split_arguments
 from kvbench.extras.share.publish.upload import check_repo, upload
-from kvbench.extras.share.words import read_name, split_words
 
 USAGE = "kvbench publish RUN... [out=FOLDER] [repo=USER/NAME] [license=NAME] [author=NAME]"
 KEYS = ("out", "repo", "license", "author")
@@ -20,10 +20,10 @@ class PublishRequest(NamedTuple):
 
     Attributes:
         runs: folders of runs.
-        out: folder of the dataset; None for one in published/.
+        out: folder of the dataset; None for a new folder in published/.
         repo: dataset on the Hub, user/name; None to upload nothing.
-        licence: identifier on the Hub; None if not given.
-        author: who publishes, as given or the user of `repo`; None if neither is given.
+        licence: identifier of the licence on the Hub; None if not given.
+        author: name of the publisher, as given or the user of `repo`; None if neither is given.
     """
 
     runs: tuple[Path, ...]
@@ -33,17 +33,17 @@ class PublishRequest(NamedTuple):
     author: str | None
 
 
-def publish(words: Sequence[str]) -> None:
+def publish(arguments: Sequence[str]) -> None:
     """Prepare a dataset, and upload it if a repository is named and a token is available.
 
     Args:
-        words: words of the command after `publish`.
+        arguments: arguments after `publish`.
 
     Raises:
-        ConfigError: a word is unknown, a folder is not a finished run, or a package is not installed.
+        ConfigError: an argument is wrong, a folder is not a finished run, or a package is not installed.
         OSError: an error of the disk or the Hub.
     """
-    request = parse_words(words)
+    request = parse_arguments(arguments)
     from kvbench.dashboard.page import render_bundle
     from kvbench.extras.share.publish.dataset import choose_name, prepare_dataset, read_published
 
@@ -54,19 +54,19 @@ def publish(words: Sequence[str]) -> None:
     make_page = partial(render_bundle, root, folders)
     prepare_dataset(runs, out, request.licence, request.repo, make_page, author=request.author)
     say(f"prepared: {out} ({len(runs)} runs)")
-    place = None if request.repo is None else upload(out, request.repo)
+    address = None if request.repo is None else upload(out, request.repo)
     repo = request.repo or "USER/NAME"
     upload_command = f"hf auth login; hf upload {repo} {out} --repo-type dataset"
-    say(f"uploaded: {place}" if place else f"upload: {upload_command}")
+    say(f"uploaded: {address}" if address else f"upload: {upload_command}")
 
 
-def parse_words(words: Sequence[str]) -> PublishRequest:
-    """Parse the words of the command.
+def parse_arguments(arguments: Sequence[str]) -> PublishRequest:
+    """Parse the arguments of the command.
 
     Raises:
-        ConfigError: a word is unknown or has a wrong value, no run is named, or the Hub refuses the repository's name.
+        ConfigError: a key is unknown or has a wrong value, no run is named, or the Hub refuses the repository's name.
     """
-    runs, values = split_words(words, KEYS, USAGE)
+    runs, values = split_arguments(arguments, KEYS, USAGE)
     if not runs:
         raise ConfigError(f"publish: no run given; {USAGE}")
     repo = values.get("repo")

@@ -5,7 +5,7 @@ published/<name>/
     images/metadata.parquet images/<model>/<run>/000017.png
     runs/<model>/<run>/{results.json, provenance.json, config.yaml, code.json, samples.jsonl}
 
-Texts are stored in texts/ and in samples.parquet, texts that were read in readings/ without hidden states.
+Generated texts are stored in texts/ and in samples.parquet, scored texts in readings/ without hidden states.
 """
 
 import json
@@ -41,9 +41,9 @@ CARD = "README.md"
 RUN_FILES = (FILE, "provenance.json", "config.yaml", "retention.json", "code.json")
 """Files of a run that are published unchanged."""
 PAGE = "dashboard.html"
-"""File name of the page of the runs, with pictures."""
+"""File name of the page of the runs, with images."""
 UNKNOWN_LICENCE = "unknown"
-"""The Hub's identifier for an unstated licence."""
+"""Identifier of the Hub for an unstated licence."""
 
 
 class PublishedRun(NamedTuple):
@@ -54,7 +54,7 @@ class PublishedRun(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path of the run in each folder of the dataset, and its `folder` in the tables."""
+        """Path of the run in each folder of the dataset, which is `folder` in the tables."""
         return "/".join(self.folder.resolve().parts[-2:])
 
 
@@ -62,8 +62,8 @@ def read_published(folders: Sequence[Path]) -> list[PublishedRun]:
     """Read finished runs and the references that they were compared with, each once.
 
     Raises:
-        ConfigError: a folder is not a finished run, its reference is not in the same folder, two runs have one name, or
-            a symbolic link leaves a run's folder.
+        ConfigError: a folder is not a finished run, its reference is not beside it, two runs have the same name, or a
+            symbolic link leaves a run's folder.
     """
     runs: dict[str, PublishedRun] = {}
     for folder in folders:
@@ -94,7 +94,7 @@ def _read_run(folder: Path, what: str) -> PublishedRun:
 
 
 def choose_name(runs: Sequence[PublishedRun]) -> str:
-    """Return a name of a dataset that depends only on its runs."""
+    """Return a name for a dataset that depends only on its runs."""
     first, *others = sorted({run.results.model for run in runs})
     if len(runs) == 1:
         return f"{first}-{runs[0].results.run}"
@@ -112,7 +112,7 @@ def prepare_dataset(
 ) -> None:
     """Write the folder of a dataset, whole or not at all; an earlier dataset is replaced, other files never.
 
-    The card names the licence, the author and the dataset's repository on the Hub, if they are known. `make_page`
+    The card names the licence, the author and the dataset's repository on the Hub, if they are not None. `make_page`
     returns the content of dashboard.html.
 
     Raises:
@@ -137,7 +137,7 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
     frame = read_runs({run.path: run.results for run in runs})
     samples = _read_samples(opened, frame)
     has_images = any(stored.kind == IMAGES.kind for _, stored in opened)
-    # `datasets` reads all configurations of a card like the first one; a folder of images has a column of file names.
+    # `datasets` reads all configurations of a card like the first; a folder of images has a column of file names.
     added = {"image_file_name": polars.lit(None, polars.String)} if has_images else {}
     for path, table in ((RUNS_FILE, frame), (SAMPLES_FILE, samples)):
         write_frame(table.with_columns(**added), out / path)
@@ -167,7 +167,7 @@ def _read_samples(
     import polars
 
     settings = runs.select("folder", "model", "method", "budget", "budget_unit")
-    places = {
+    paths = {
         "folder": [run.path for run, _ in opened],
         "kind": [samples.kind for _, samples in opened],
         "suffix": [samples.suffix for _, samples in opened],
@@ -178,7 +178,7 @@ def _read_samples(
     names = [polars.format("{}/{}/{}{}", "kind", side, "number", "suffix") for side in ("folder", "against")]
     rows = (
         settings.join(samples_df([run.folder for run, _ in opened]), on="folder")
-        .join(polars.DataFrame(places), on="folder")
+        .join(polars.DataFrame(paths), on="folder")
         .with_columns(number=polars.col("index").map_elements(name_sample, polars.String))
         .with_columns(file=names[0], reference_file=names[1])
         .drop("kind", "suffix", "against", "number")
@@ -235,13 +235,13 @@ def write_card(
 def _describe_card(
     models: Sequence[str], kinds: Sequence[str], licence: str, author: str | None
 ) -> "DatasetCardData":
-    """Return the metadata that the Hub reads of a card."""
+    """Return the metadata of a card that the Hub reads."""
     from huggingface_hub import DatasetCardData
 
     has_images = IMAGES.kind in kinds
     named = [(IMAGES.kind, f"{IMAGES.kind}/**")] if has_images else []
     named += [(table.stem, table.as_posix()) for table in (SAMPLES_FILE, RUNS_FILE)]
-    configs: list[dict[str, object]] = [{"config_name": name, "data_files": place} for name, place in named]
+    configs: list[dict[str, object]] = [{"config_name": name, "data_files": path} for name, path in named]
     if has_images:
         for config, table in zip(configs[1:], (SAMPLES_FILE, RUNS_FILE), strict=True):
             config["metadata_filenames"] = [table.name]
@@ -255,7 +255,7 @@ def _describe_card(
 
 
 def _describe_origin(run: Results) -> str:
-    """Return the code, versions and machine of a run as text."""
+    """Describe code, versions and machine of a run in Markdown."""
     known = run.provenance or {}
     code, versions = known.get("code"), known.get("versions")
     commit = str(code.get("commit")) if isinstance(code, dict) else "not known"
@@ -283,5 +283,5 @@ def _write_records(run: Path, target: Path, samples: Sequence[Path]) -> None:
 
 
 def _strip(source: Path, target: Path) -> None:
-    """Write a reading of the full cache without its hidden states, which are large."""
+    """Write a text scored under the full cache without its hidden states, which are large."""
     target.write_bytes(ScoredText.read(source).encode())

@@ -1,4 +1,4 @@
-"""Folder of a publication, which a new one replaces whole or not at all."""
+"""Folder of a publication, which a new publication replaces whole or not at all."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,16 +17,16 @@ def check_replaceable(out: Path) -> None:
         ConfigError: names the files that would be lost, or why the folder cannot be written.
     """
     if out.is_symlink():
-        raise ConfigError(f"out={out}: is a symbolic link; name the folder itself")
+        raise ConfigError(f"out={out}: is a symbolic link; name its target folder")
     if (problem := find_obstacle(out)) is not None:
         raise ConfigError(f"out={out}: cannot be written ({problem})")
     if not out.exists():
         return
     try:
-        found = [one for one in list_changes(out) if one.how != "missing"]
+        changes = [change for change in list_changes(out) if change.how != "missing"]
     except (OSError, ValueError) as error:
         raise ConfigError(f"out={out}: {FILE_LIST} cannot be read ({error}); name a new folder") from None
-    foreign = [f"{one.name} (changed)" if one.how == "changed" else one.name for one in found]
+    foreign = [f"{c.name} (changed)" if c.how == "changed" else c.name for c in changes]
     if foreign:
         raise ConfigError(
             f"out={out}: holds other files than a publication wrote there: {join_names(foreign)}; move them, or name a "
@@ -36,9 +36,9 @@ def check_replaceable(out: Path) -> None:
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Yield a new folder, which takes the place of an earlier publication at the end, or is removed after an error.
+    """Yield a path for a new folder, which replaces an earlier publication at the end, or is removed after an error.
 
-    What a killed publication left is removed first, and an earlier one that it had set aside is put back.
+    Remains of a killed publication are removed first, and an earlier publication that it had renamed is restored.
 
     Raises:
         ConfigError: the earlier folder holds other files.

@@ -6,11 +6,7 @@ from kvbench.core.config import ConfigError
 
 
 def check_repo(repo: str) -> None:
-    """Check the name of a repository by the Hub's rules, before a dataset is prepared.
-
-    Raises:
-        ConfigError: it is not user/name, the Hub refuses it, or huggingface_hub is not installed.
-    """
+    """Check a repository's name by the Hub's rules; a ConfigError if it is wrong or huggingface_hub is missing."""
     try:
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             HFValidationError,
@@ -25,7 +21,7 @@ def check_repo(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        rule = str(error).partition(": '")[0].rstrip(".")  # the message goes on with the name
+        rule = str(error).partition(": '")[0].rstrip(".")  # the rest of the message repeats the name
         raise ConfigError(f"repo={repo}: the Hub refuses this name ({rule}); choose another") from None
 
 

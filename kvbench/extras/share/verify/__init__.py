@@ -1,1 +1,1 @@
-"""Verification of recorded runs by drawing some of their samples again."""
+"""Verification of recorded runs by generating some of their samples again."""

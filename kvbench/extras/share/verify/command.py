@@ -1,4 +1,4 @@
-"""`kvbench verify FOLDER`: samples of recorded runs drawn again and compared, by somebody else than who drew them."""
+"""`kvbench verify FOLDER`: samples of recorded runs generated again and compared, for third parties."""
 
 import importlib
 import sys
@@ -11,8 +11,8 @@ from kvbench.cli.console import say
 from kvbench.core.config import MAX_SEED, ConfigError
 from kvbench.core.files import find_obstacle, write_whole
 from kvbench.data.verification import name_verification
+from kvbench.extras.share.arguments import read_name, split_arguments
 from kvbench.extras.share.verify.verdict import Choice, write_badge, write_document
-from kvbench.extras.share.words import read_name, split_words
 
 USAGE = "kvbench verify FOLDER [samples=3] [seed=0] [out=FILE.json] [by=NAME] [weights=FOLDER] [code=PACKAGE,FOLDER...]"
 KEYS = ("samples", "seed", "out", "by", "weights", "code")
@@ -23,9 +23,9 @@ class VerifyRequest(NamedTuple):
 
     Attributes:
         folder: a run, a folder of runs or a published dataset.
-        choice: choice of samples of each run that are drawn again.
-        out: file of the outcome; None for one beside the folder.
-        weights: folder of weights, prompts and other files that configurations name, for those that are not here.
+        choice: choice of samples of each run that are generated again.
+        out: file of the outcome; None for a file beside the folder.
+        weights: folder of weights, prompts and other files that replaces missing files of configurations, or None.
         code: packages, and folders of modules, beside kvbench whose code may be run.
         by: name of the verifier, for the outcome; None if it is not given.
     """
@@ -38,17 +38,17 @@ class VerifyRequest(NamedTuple):
     by: str | None = None
 
 
-def verify(words: Sequence[str]) -> bool:
+def verify(arguments: Sequence[str]) -> bool:
     """Verify recorded runs, print a line for each, and write the outcome; return whether all are verified.
 
     Args:
-        words: words of the command after `verify`.
+        arguments: arguments after `verify`.
 
     Raises:
-        ConfigError: a word is unknown, or the folder holds no runs.
+        ConfigError: an argument is wrong, or the folder holds no runs.
         OSError: an error of the disk.
     """
-    folder, choice, given, weights, names, by = parse_words(words)
+    folder, choice, given, weights, names, by = parse_arguments(arguments)
     from kvbench.extras.share.verify.dataset import verify_dataset
     from kvbench.extras.share.verify.folders import find_recorded
     from kvbench.extras.share.verify.recorded import RecordedJobs
@@ -64,24 +64,24 @@ def verify(words: Sequence[str]) -> bool:
         make_job = RecordedJobs(Path(scratch, "runs"), code, weights)
         recorded = find_recorded(folder, Path(scratch, "staged"))
         if recorded[0].dataset is not None:
-            verdicts.append(verify_dataset(folder, [one.folder for one in recorded]))
+            verdicts.append(verify_dataset(folder, [run.folder for run in recorded]))
             say(verdicts[-1].describe())
-        for one in recorded:
-            verdicts.append(verify_run(one, make_job, choice))
+        for run in recorded:
+            verdicts.append(verify_run(run, make_job, choice))
             say(verdicts[-1].describe())
     known = provenance("cpu", None)
     here = {name: known[name] for name in ("code", "versions", "machine")}
     write_whole(out, write_document(folder, choice, verdicts, here, by))
     say(f"outcome: {out}")
     say(f"for the card: {write_badge(folder, choice, verdicts, by)}")
-    return all(one.status == "verified" for one in verdicts)
+    return all(verdict.status == "verified" for verdict in verdicts)
 
 
 def open_code(names: Sequence[str]) -> list[str]:
-    """Make modules of named folders importable; return the top-level names that may be run.
+    """Make modules in named folders importable; return the top-level names of code that may be run.
 
     Raises:
-        ConfigError: a package cannot be imported, or a folder holds no module.
+        ConfigError: a name is neither a folder nor a package's, or a folder holds no module.
     """
     allowed: list[str] = []
     for name in names:
@@ -102,13 +102,13 @@ def open_code(names: Sequence[str]) -> list[str]:
     return allowed
 
 
-def parse_words(words: Sequence[str]) -> VerifyRequest:
-    """Parse the words of the command.
+def parse_arguments(arguments: Sequence[str]) -> VerifyRequest:
+    """Parse the arguments of the command.
 
     Raises:
-        ConfigError: a word is unknown or has a wrong value, or not one folder is named.
+        ConfigError: a key is unknown or has a wrong value, or no or several folders are named.
     """
-    folders, values = split_words(words, KEYS, USAGE)
+    folders, values = split_arguments(arguments, KEYS, USAGE)
     if len(folders) != 1:
         raise ConfigError(f"verify: {len(folders)} folders given, name one; {USAGE}")
     samples = _read_count("samples", values.get("samples", "3"), 1, 10**6)

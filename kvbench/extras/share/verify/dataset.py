@@ -20,18 +20,13 @@ from kvbench.runs.record.results import read_results
 
 
 def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:
-    """Return the verdict on a dataset's files and tables.
-
-    Args:
-        dataset: folder of the dataset.
-        folders: its runs, with the layout of runs.
-    """
+    """Return the verdict on a dataset's files and tables; `folders` are its runs, with the layout of runs."""
     findings = dict.fromkeys(_check_files(dataset))
     try:
-        found = {folder: read_results(folder) for folder in folders}
+        read = [(folder, read_results(folder)) for folder in folders]
     except ConfigError as error:
         return Verdict(WHOLE, (*findings, Finding("tables", str(error), True)))
-    runs = [PublishedRun(folder, results) for folder, results in found.items() if results is not None]
+    runs = [PublishedRun(folder, results) for folder, results in read if results is not None]
     for check in (_check_runs_table, _check_samples_table, _check_card):
         try:
             findings |= dict.fromkeys(check(dataset, runs))
@@ -43,7 +38,7 @@ def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:
 
 
 def _check_files(dataset: Path) -> Iterator[Finding]:
-    """Yield a finding for each file that is not as the list of files has it."""
+    """Yield a finding for each file that differs from the list of files."""
     told = {"changed": "has another", "not listed": "does not list", "missing": "lists a missing"}
     try:
         for change in list_changes(dataset):
@@ -53,14 +48,12 @@ def _check_files(dataset: Path) -> Iterator[Finding]:
 
 
 def _check_runs_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
-    """Yield a finding for each row of runs.parquet that the runs do not give."""
-    places = {run.path: run.results for run in runs}
-    if not places:
+    """Yield a finding for each row of runs.parquet that differs from the runs."""
+    by_path = {run.path: run.results for run in runs}
+    if not by_path:
         return
-    table = read_table(dataset / RUNS_FILE, len(places))
-    ours, theirs = (
-        {row["folder"]: row for row in one.iter_rows(named=True)} for one in (read_runs(places), table)
-    )
+    tables = read_runs(by_path), read_table(dataset / RUNS_FILE, len(by_path))
+    ours, theirs = ({row["folder"]: row for row in table.iter_rows(named=True)} for table in tables)
     for name in sorted(ours.keys() | theirs.keys()):
         first, second = ours.get(name, {}), theirs.get(name, {})
         wrong = [key for key in {**first, **second} if not is_close(first.get(key), second.get(key))]
@@ -71,7 +64,7 @@ def _check_runs_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[F
 def _check_samples_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
     """Yield a finding for each run whose prompts or seeds differ between samples.parquet and samples.jsonl."""
     for run in runs:
-        known = [(one.index, one.prompt, one.seed) for one in read_samples(run.folder / RECORDS).values()]
+        known = [(s.index, s.prompt, s.seed) for s in read_samples(run.folder / RECORDS).values()]
         table = read_table(dataset / SAMPLES_FILE, len(known), run.path)
         if sorted(table.select("index", "prompt", "seed").rows()) != sorted(known):
             text = f"prompts or seeds of {run.path} are not as in its {RECORDS}"
@@ -79,7 +72,7 @@ def _check_samples_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterato
 
 
 def _check_card(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
-    """Yield a finding for a table of the card that the runs, in whatever order, do not give."""
+    """Yield a finding if the card's table has other rows than the runs' table, regardless of order."""
     ours = format_markdown(make_rows([run.results for run in runs])).splitlines()
     lines = read_text(dataset / CARD).splitlines() if (dataset / CARD).is_file() else []
     start = lines.index(ours[0]) if ours[0] in lines else len(lines)
@@ -89,10 +82,10 @@ def _check_card(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding
 
 
 def read_rows(dataset: Path, run: str, samples: int) -> dict[int, Mapping[str, Any]]:
-    """Return the rows of a run in samples.parquet by the index of the sample; none if there is no such file.
+    """Return the rows of a run in samples.parquet by index of the sample; empty if there is no such file.
 
     Raises:
-        TooLargeError: there are more of them than the run has samples, or they hold too much, see `read_table`.
+        TooLargeError: there are more rows than `samples`, or they are too large, see `read_table`.
     """
     path = dataset / SAMPLES_FILE
     if not path.is_file():

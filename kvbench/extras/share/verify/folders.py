@@ -20,9 +20,9 @@ class Recorded(NamedTuple):
     """A run to verify.
 
     Attributes:
-        name: model and name of its folder.
+        name: `<model>/<name of the run's folder>`.
         folder: folder with the layout of a run.
-        dataset: the published dataset that it is part of; None for other runs.
+        dataset: the published dataset that contains it; None for other runs.
     """
 
     name: str
@@ -75,12 +75,12 @@ def _with_references(paths: Iterable[Path]) -> Iterator[Path]:
 def _stage_published(dataset: Path, stage: Path) -> Path:
     """Link the files of a dataset's runs into folders with the layout of runs; return their root."""
     for described in sorted(path for path in (dataset / PUBLISHED).glob("*/*") if path.is_dir()):
-        place = described.relative_to(dataset / PUBLISHED)
-        target = stage / place
+        path = described.relative_to(dataset / PUBLISHED)
+        target = stage / path
         target.mkdir(parents=True)
-        for path in described.iterdir():
-            (target / path.name).symlink_to(path.absolute())
+        for file in described.iterdir():
+            (target / file.name).symlink_to(file.absolute())
         for kind in list_kinds():
-            if (samples := dataset / kind / place).is_dir():
+            if (samples := dataset / kind / path).is_dir():
                 (target / kind).symlink_to(samples.absolute())
     return stage

@@ -1,4 +1,4 @@
-"""Files that a stored configuration may name: kvbench's own, and files of a folder that the user names."""
+"""Files that a stored configuration may name: kvbench's own, and files in a folder that the user names."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,23 +14,23 @@ from kvbench.models.llama.files import HUB_NAME
 from kvbench.scenes.names import find_vocabulary
 
 ASSETS = "pkg://kvbench/"
-"""Place of files that every stored configuration may name."""
+"""Prefix of paths that every stored configuration may name."""
 FILE_KEYS: Mapping[str, Sequence[str]] = {
     "prompts": ("path", "rewritten"),
     "method": ("orders", "budgets"),
     "eval": ("path", "trunk_path", "clip_path", "tokenizer_path", "statistics", "questions", "folder"),
 }
-"""Keys of each group whose values are paths of files; null means no file, or one of kvbench's."""
+"""Keys of each group whose values are paths of files; null means no file, or a file of kvbench."""
 GETTER = "hydra.utils.get_method"
-"""Function of Hydra that a configuration may name; it imports a function and does not call it."""
+"""Function of Hydra that a configuration may name; it imports a function without calling it."""
 
 
 def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
-    """Replace the recorded paths of files, but weights, by paths that may be read; return keys of the user's files.
+    """Replace recorded paths of files except weights by paths that may be read; return the keys of the user's files.
 
     Args:
-        values: the configuration.
-        folder: the user's folder; None without one.
+        values: the configuration, which is changed.
+        folder: the user's folder; None if the user names none.
 
     Raises:
         ConfigError: a file may not be read, see `find_file` and `find_captions`.
@@ -49,30 +49,30 @@ def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
     ]
     if isinstance(calibrate := values.get("calibrate"), dict):
         named.append(("calibrate.prompts", "prompts", calibrate))
-    own = []
+    user_keys = []
     for name, key, node in named:
         if node.get(key) is not None:
             node[key] = find_file(name, str(node[key]), folder)
             if folder is not None and Path(node[key]).is_relative_to(folder.absolute()):
-                own.append(name)
-    return own
+                user_keys.append(name)
+    return user_keys
 
 
 def find_file(key: str, text: str, folder: Path | None) -> str:
     """Return the path of a file of kvbench, or of the file or folder of the same name in the user's folder.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: `text` is not a file of kvbench, and the user's folder has none of its name.
     """
     if text in list_packaged() or (text.startswith(ASSETS) and _is_asset(resolve_path(text))):
         return str(resolve_path(text))
-    if (place := _find_own(text, folder)) is not None:
-        return place
+    if (path := _find_own(text, folder)) is not None:
+        return path
     raise ConfigError(f"{key}={text:.200}: is not read; put it into a folder and add weights=FOLDER")
 
 
 def _find_own(text: str, folder: Path | None) -> str | None:
-    """Return the file or folder of the same name in the user's folder; None without one."""
+    """Return the path of the file or folder of the same name in the user's folder; None if there is none."""
     name = Path(text).name
     if folder is None or name in ("", "..") or not (folder / name).exists():
         return None
@@ -80,13 +80,13 @@ def _find_own(text: str, folder: Path | None) -> str | None:
 
 
 def place_weights(model: Mapping[str, Any], folder: Path | None) -> None:
-    """Replace weights that are not here by weights of the same name in the user's folder.
+    """Replace missing weights by weights of the same name in the user's folder.
 
-    A repository that no model of kvbench names is not downloaded, as anybody may own it.
+    A repository that no model of kvbench names is not downloaded, because anybody may own it.
 
     Args:
         model: section of the configuration, which is changed.
-        folder: the user's folder; None without one.
+        folder: the user's folder; None if the user names none.
 
     Raises:
         ConfigError: weights would be downloaded from another repository.
@@ -126,13 +126,13 @@ def list_packaged() -> frozenset[str]:
 
 
 def _find_in_files(group: str, pattern: str) -> frozenset[str]:
-    """Return the texts that match in kvbench's own files of a group."""
+    """Return the strings that match a pattern in kvbench's own files of a group."""
     texts = [path.read_text(encoding="utf-8") for path in files("kvbench.conf").joinpath(group).iterdir()]
     return frozenset(name for text in texts for name in re.findall(pattern, text))
 
 
 def _is_asset(path: str | Path) -> bool:
-    """Return whether a path is inside kvbench's package."""
+    """Return whether a path is inside the package kvbench."""
     return ".." not in Path(path).parts and Path(path).is_relative_to(resolve_path(ASSETS))
 
 
@@ -142,25 +142,20 @@ def find_captions(captions: object, folder: Path | None) -> str:
     Raises:
         ConfigError: the file may not be read, or is not a file of names. Its contents are not quoted.
     """
-    found = "scenes" if captions == "scenes" else find_file("model.captions", str(captions), folder)
+    path = "scenes" if captions == "scenes" else find_file("model.captions", str(captions), folder)
     try:
-        find_vocabulary(found)
+        find_vocabulary(path)
     except (OSError, ValueError):
         raise ConfigError(f"model.captions={captions!s:.200}: is not a file of names") from None
-    return found
+    return path
 
 
 @contextmanager
 def hide_reasons(keys: Sequence[str]) -> Iterator[None]:
-    """Replace errors, which may quote files of the user, by a line that does not; without such files they stay.
+    """Replace errors, which may quote the user's files, by a ConfigError that names the first of their keys.
 
-    An outcome of a verification is shared, and a stranger's configuration chooses what is read as what.
-
-    Args:
-        keys: keys of the user's files.
-
-    Raises:
-        ConfigError: names the first key.
+    Errors pass if `keys` is empty. The outcome of a verification is shared, and a stranger's configuration chooses
+    which file is read in which format.
     """
     try:
         yield
@@ -174,7 +169,7 @@ def hide_reasons(keys: Sequence[str]) -> Iterator[None]:
 
 
 def list_nodes(value: object) -> Iterator[dict[Any, Any]]:
-    """Yield the nodes of a configuration that have a `_target_`."""
+    """Yield the nodes of a configuration that have a `_target_`, outer nodes first."""
     if isinstance(value, dict):
         if "_target_" in value:
             yield value

@@ -1,4 +1,4 @@
-"""Checks of a run's record against its configuration, and against the code, weights and arithmetic here."""
+"""Checks of a run's record against its configuration, and against code, weights and arithmetic of this machine."""
 
 import json
 import math
@@ -27,19 +27,19 @@ from kvbench.runs.record.provenance import describe_arithmetic, provenance
 from kvbench.runs.record.results import FILE, Results
 
 TOLERANCE = 1e-6
-"""Relative difference of two numbers that count as equal."""
+"""Maximum relative difference of two numbers that count as equal."""
 
 
 def check_samples(job: Job, records: Mapping[int, SampleRecord], count: int) -> Iterator[Finding]:
     """Yield a finding for a number of samples, a prompt or a seed that differs from the configuration.
 
-    No finding repeats a prompt of the configuration: it may be a line of any file here that a stranger's run names.
+    No finding quotes a prompt of the configuration: it may be a line of any local file that a stranger's run names.
     """
     if count != len(job.prompts):
         text = f"counts {count} samples, the configuration gives {len(job.prompts)} prompts"
         yield Finding(FILE, text)
     elif sorted(records) != list(range(count)):
-        yield Finding(RECORDS, f"its {len(records)} samples are not those from 0 to {count - 1}")
+        yield Finding(RECORDS, f"its {len(records)} samples are not samples 0 to {count - 1}")
     given = {prompt.index: (prompt.text, job.settings.seed) for prompt in job.prompts}
     known = {index: (record.get("prompt"), record.get("seed")) for index, record in records.items()}
     if wrong := [index for index in known if index in given and known[index] != given[index]]:
@@ -51,7 +51,7 @@ def check_samples(job: Job, records: Mapping[int, SampleRecord], count: int) -> 
 def check_summary(
     job: Job, records: Mapping[int, SampleRecord], budget: Budget, results: Results
 ) -> Iterator[Finding]:
-    """Yield a finding for each figure of memory and time in results.json that the records do not give."""
+    """Yield a finding for each field of memory and time in results.json that differs from the records."""
     try:
         costs = [read_fields(Cost, record) for _, record in sorted(records.items())]
     except ValueError as error:
@@ -78,13 +78,13 @@ def is_close(one: object, other: object, tolerance: float = TOLERANCE) -> bool:
 
 def check_weights(job: Job, recorded: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding if the loaded weights differ from the recorded ones."""
-    known, here = (str(one)[:12] for one in (recorded.get("weights_sha256"), job.model.weights_sha256))
+    known, here = (str(sha256)[:12] for sha256 in (recorded.get("weights_sha256"), job.model.weights_sha256))
     if recorded.get("weights_sha256") != job.model.weights_sha256:
         yield Finding("weights", f"the record has SHA-256 {known}, the weights here {here}", True)
 
 
 def check_code(job: Job, recorded: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
-    """Yield a finding if code.json is missing or damaged, or if classes or files here are other ones."""
+    """Yield a finding if code.json is missing or damaged, or if classes or files of kvbench here differ."""
     try:
         record = parse_json(read_text(folder / CODE_FILE))
         files = {part: dict(record[part]["files"]) for part in job.classes}
@@ -112,7 +112,7 @@ def check_code(job: Job, recorded: Mapping[str, Any], folder: Path) -> Iterator[
 
 
 def check_name(job: Job, calibrations: Calibrations, results: Results, name: str) -> Iterator[Finding]:
-    """Yield a finding if the name of a run or its reference differs from the one that its configuration gives here."""
+    """Yield a finding if the name of a run or of its reference differs from the name for its configuration here."""
     ours = identify(job, calibrations)
     if RunName.of(name) != (ours.label, ours.hash) or results.run != name:
         text = f"the folder is called {name}, {FILE} is of {results.run:.80}, and the configuration gives"
@@ -133,21 +133,21 @@ def use_threads(recorded: Mapping[str, Any]) -> None:
 
 
 def list_differences(job: Job, recorded: Mapping[str, Any]) -> list[str]:
-    """Return what differs between the recorded arithmetic of a run and the arithmetic here; empty if it is the same.
+    """Return the names of differences between a run's recorded arithmetic and the arithmetic of this machine.
 
     Compared are the type of the device, its name, the number of threads on a CPU, the versions of torch and NumPy, and
-    the settings of matrix products and attention. What is not recorded counts as different.
+    the settings of matrix products and attention. A missing record counts as different.
     """
     device, plan = job.settings.device, job.cache_plan
     here = _describe_machine(provenance(device, plan.graph_obstacle))
     arithmetic = json.loads(json.dumps(describe_arithmetic(device, job.model.spec.head_dim, plan.dtype)))
     origins = [_describe_machine(origin) for origin in list_origins(recorded)] or [{}]
-    found = [name for name in here if any(origin.get(name) != here[name] for origin in origins)]
-    return found + ["arithmetic"] * (recorded.get("arithmetic") != arithmetic)
+    differing = [name for name in here if any(origin.get(name) != here[name] for origin in origins)]
+    return differing + ["arithmetic"] * (recorded.get("arithmetic") != arithmetic)
 
 
 def _describe_machine(origin: Mapping[str, Any]) -> dict[str, object]:
-    """Return what decides the rounding of numbers; the number of threads of a CPU is not part of its name."""
+    """Return the parts of a provenance that decide rounding; a CPU's name is without its number of threads."""
     kind = str(origin.get("device")).partition(":")[0]
     name, comma, threads = str(origin.get("machine")).rpartition(", ")
     versions = origin.get("versions")
@@ -155,5 +155,7 @@ def _describe_machine(origin: Mapping[str, Any]) -> dict[str, object]:
         "device": kind,
         "machine": name if comma and threads.endswith("threads") else str(origin.get("machine")),
         "threads": origin.get("threads") if kind == "cpu" else None,
-        **{one: versions.get(one) if isinstance(versions, Mapping) else None for one in ("torch", "numpy")},
+        **{
+            name: versions.get(name) if isinstance(versions, Mapping) else None for name in ("torch", "numpy")
+        },
     }

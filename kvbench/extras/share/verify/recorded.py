@@ -1,4 +1,4 @@
-"""Jobs of recorded runs: objects of a stored configuration, with classes of kvbench or ones that the user names."""
+"""Jobs of recorded runs: objects of a stored configuration, with classes of kvbench or of code that the user names."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ OWN_KEYS: Mapping[str, object] = {
     "task": "run", "runs_dirs": [], "require": [], "from": None, "published": None, "against": None, "output": None,
     "shard": {}, "work": {}, "sweep": {},
 }  # fmt: skip
-"""Keys that concern the call and do not affect a sample."""
+"""Keys that concern the call and do not affect a sample, with the values of a verification."""
 
 
 @dataclass
@@ -45,8 +45,7 @@ class RecordedJobs:
     Attributes:
         runs_dir: folder for calibrations.
         code: top-level packages and modules, beside kvbench, whose code may be run.
-        weights: the user's folder, for weights and other files that a configuration names, see `place_weights` and
-            `place_files`.
+        weights: the user's folder of weights and other files, see `place_weights` and `place_files`; None without one.
     """
 
     runs_dir: Path
@@ -57,15 +56,15 @@ class RecordedJobs:
         """Return the checked job of a record, with the evaluators that it names, and the keys of the user's files.
 
         Raises:
-            ConfigError: it names code that may not be run, a file that is not read, something that does not exist
-                here, or too many evaluators. Contents of the user's files are not quoted.
+            ConfigError: the record names code that may not be run, a file that may not be read, a missing class or
+                file, or too many evaluators. Contents of the user's files are not quoted.
             ValueError: the job does not fit, see `check_job`.
         """
         if (count := len(results.evaluated)) > MAX_METRICS:
             raise ConfigError(
                 f"results.json: names {count} evaluators, {MAX_METRICS} at most are computed again"
             )
-        kept = {key: one for key, one in results.config.items() if key not in UNUSED}
+        kept = {key: value for key, value in results.config.items() if key not in UNUSED}
         kept |= {"eval": {name: entry.settings for name, entry in results.evaluated.items()}}
         values: dict[str, Any] = deepcopy(kept) | {**OWN_KEYS, "runs_dir": str(self.runs_dir)}
         parts = {key: values.get(key) for key in ("model", "method", "prompts")}
@@ -75,25 +74,25 @@ class RecordedJobs:
         if "tensor_parallel" in values["model"]:
             values["model"]["tensor_parallel"] = 1
         place_weights(values["model"], self.weights)
-        own = place_files(values, self.weights)
+        user_keys = place_files(values, self.weights)
         settings = Settings.of(values)
-        with hide_reasons(own):
+        with hide_reasons(user_keys):
             job = build_job(values, settings, results.method, values, keep_model=True)
             check_job(job)
-        bound = {one.method_name: one for one in job.bounds()}.get(results.method)
-        return job if bound is None else replace(bound, evaluators=job.evaluators), own
+        bound = {bound.method_name: bound for bound in job.bounds()}.get(results.method)
+        return job if bound is None else replace(bound, evaluators=job.evaluators), user_keys
 
 
 def check_targets(node: object, key: str, code: Sequence[str]) -> None:
     """Check that a stored group of keys names classes of kvbench, or of code that the user named.
 
-    A module also gives what it imports, `kvbench.models.next_token.torch.load`, so the place of the definition counts.
+    A module also gives access to its imports, `kvbench.models.next_token.torch.load`, so the defining module counts.
 
     Raises:
-        ConfigError: it is not a group of keys, names other code, or contains an interpolation, which could read this
-            machine's environment, or arguments by place, which have no key to check.
+        ConfigError: `node` is not a group of keys, names other code, or contains an interpolation, which could read
+            this machine's environment, or positional arguments, which have no key to check.
     """
-    if not isinstance(node, dict):  # OmegaConf parses a text as YAML, with classes that were not checked
+    if not isinstance(node, dict):  # OmegaConf parses a string as YAML, with classes that were not checked
         raise ConfigError(f"{key}: must be a group of keys; publish the run again, or leave it out")
     for inner in list_nodes(node):
         target = inner["_target_"]
@@ -103,13 +102,13 @@ def check_targets(node: object, key: str, code: Sequence[str]) -> None:
                 f"{key}._target_={name}: code that is not kvbench's is not run; name it with "
                 f"code={str(name).partition('.')[0]} if you trust it"
             )
-        found: Any = import_target(str(name), key)
-        is_part = isclass(found) and (is_dataclass(found) or issubclass(found, Method | Model))
-        is_right = is_part if is_called else isfunction(found)
-        if not (is_right and _is_trusted(f"{found.__module__}.{found.__qualname__}", code)):
+        imported: Any = import_target(str(name), key)
+        is_part = isclass(imported) and (is_dataclass(imported) or issubclass(imported, Method | Model))
+        is_right = is_part if is_called else isfunction(imported)
+        if not (is_right and _is_trusted(f"{imported.__module__}.{imported.__qualname__}", code)):
             kind = "method, model, or dataclass of settings" if is_called else "function"
             raise ConfigError(
-                f"{key}._target_={name}: is not run; it is no {kind} that kvbench or named code defines"
+                f"{key}._target_={name}: is not run; it is not a {kind} that kvbench or named code defines"
             )
     if any("_args_" in inner for inner in list_nodes(node)):
         raise ConfigError(f"{key}._args_: a stored configuration has arguments by key alone; remove it")

@@ -1,4 +1,4 @@
-"""Samples that are drawn again in their batches, and their comparison with the stored ones and their costs."""
+"""Samples that are generated again in their batches, and the comparison with stored samples and costs."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,24 +21,24 @@ from kvbench.runs.prepare import Calibrations, prepare_method
 from kvbench.runs.record.costs import LAST_COSTS
 from kvbench.runs.record.folder import RunFolder, RunName, SampleRecord
 
-PEAKS = (*LEDGER_COSTS, *LAST_COSTS)
-"""Costs that are measured again by drawing samples."""
-FROM_SHAPES = ("peak_tokens", "peak_bytes", "sequence_bytes", *LAST_COSTS)
-"""Those that follow from the lengths of rows on any machine."""
-ROUNDED = ("least_share", "longest", "utilisation", "lse_drift", "protected_drops", "steps")
-"""Other fields of a record that the same arithmetic repeats."""
+REMEASURED_COSTS = (*LEDGER_COSTS, *LAST_COSTS)
+"""Costs that regenerated samples measure again."""
+EXACT_COSTS = ("peak_tokens", "peak_bytes", "sequence_bytes", *LAST_COSTS)
+"""Costs that depend on row lengths only, on any machine."""
+ARITHMETIC_FIELDS = ("least_share", "longest", "utilisation", "lse_drift", "protected_drops", "steps")
+"""Other fields of a record, which are equal in the same arithmetic."""
 MAX_NATS = 1e-2
-"""Largest mean change of the divergence and of log-probabilities of a text in another arithmetic, in nats."""
+"""Maximum mean change of a text's divergence and log-probabilities in another arithmetic, in nats per token."""
 
 
 class Rule(NamedTuple):
     """Rule of comparison.
 
     Attributes:
-        exact: whether samples and costs must be the same, as the arithmetic is.
-        from_shapes: whether the lengths of rows follow from shapes, so that their peaks must be the same anywhere.
-        min_psnr: least PSNR of an equal image in another arithmetic, in dB.
-        other_psnr: PSNR in dB below which images count as different; between the two, rounding may be the cause.
+        exact: whether samples and costs must be the same, because the arithmetic is the same.
+        from_shapes: whether row lengths follow from shapes, so that `EXACT_COSTS` must be the same in any arithmetic.
+        min_psnr: minimum PSNR in dB of images that count as equal in another arithmetic.
+        other_psnr: PSNR in dB below which images count as different; up to `min_psnr`, rounding may be the cause.
     """
 
     exact: bool
@@ -54,15 +54,15 @@ class Rule(NamedTuple):
 def draw_again(
     job: Job, calibrations: Calibrations, budget: Budget, chunks: Sequence[range]
 ) -> Iterator[Batch]:
-    """Yield the batches of some chunks of prompts; the model is loaded, the method prepared.
+    """Yield the batches of some chunks of prompts.
 
-    A reading is compared with the full cache's, which is read again first.
+    Under forced decoding the texts are first scored again under the full cache.
 
     Args:
-        job: the run; its `runs_dir` is empty but for calibrations.
+        job: the run, with a loaded model and a prepared method; its `runs_dir` is empty except for calibrations.
         calibrations: calibrations of the job.
         budget: budget of the prepared method.
-        chunks: prompts that were drawn together.
+        chunks: indices of the prompts of each batch.
     """
     if job.reads and not job.is_reference:
         full, none = job.reference, Calibrations()
@@ -95,15 +95,15 @@ def compare_batch(
         if said is not None:
             yield Finding(f"sample {index}", said, missing)
         drawn = {**record, **kind.describe(output)}
-        for name in (*PEAKS, *(ROUNDED if rule.exact else ())):
+        for name in (*REMEASURED_COSTS, *(ARITHMETIC_FIELDS if rule.exact else ())):
             if (ours := drawn.get(name)) != (theirs := stored.get(name)):
-                is_rounding = not (rule.exact or (rule.from_shapes and name in FROM_SHAPES))
+                is_rounding = not (rule.exact or (rule.from_shapes and name in EXACT_COSTS))
                 text = f"{name} is {theirs!r:.60}, measured again {ours!r:.60}"
                 yield Finding(f"ledger of sample {index}", text, is_rounding)
 
 
 def compare_sample(stored: Path, drawn: bytes, kind: SampleKind, rule: Rule) -> tuple[str | None, bool]:
-    """Return how a stored sample differs from the drawn one, None within the rule, and whether that proves nothing."""
+    """Return how a stored sample differs from the new sample, None within the rule, and whether rounding may be why."""
     if not stored.is_file():
         return "has no file", False
     content = read_bytes(stored)
@@ -121,7 +121,7 @@ def compare_sample(stored: Path, drawn: bytes, kind: SampleKind, rule: Rule) -> 
 def _compare_images(stored: Path, drawn: bytes, rule: Rule) -> tuple[str | None, bool]:
     """Return by how much two images differ, None within the rule, and whether rounding may be the cause.
 
-    The stored one is a stranger's: it is decoded only if its header is of a PNG file of the drawn one's size.
+    The stored file is a stranger's: it is decoded only if its header is a PNG's of the new image's size.
     """
     try:
         with open_picture(stored, drawn) as right, open_picture(stored) as image:
@@ -130,7 +130,7 @@ def _compare_images(stored: Path, drawn: bytes, rule: Rule) -> tuple[str | None,
             if image.size != right.size:
                 sizes = [f"{width} x {height}" for width, height in (image.size, right.size)]
                 return f"is {sizes[0]} pixels, drawn again {sizes[1]}", False
-            ours, theirs = (np.asarray(one.convert("RGB"), np.int16) for one in (right, image))
+            ours, theirs = (np.asarray(side.convert("RGB"), np.int16) for side in (right, image))
     except SampleSetError as error:
         return str(error).removeprefix(f"{stored} "), False
     difference = np.abs(ours - theirs)
@@ -145,17 +145,17 @@ def _compare_images(stored: Path, drawn: bytes, rule: Rule) -> tuple[str | None,
 
 
 def _compare_readings(stored: Path, drawn: bytes, *, exact: bool) -> str | None:
-    """Return by how much a stored reading differs from one that was read again; None if it does not.
+    """Return by how much the stored scores of a text differ from new scores; None within the rule.
 
-    Hidden states of the full cache, which published readings lack, do not count. Unless `exact`, columns of
-    probabilities may differ by rounding.
+    Hidden states of the full cache do not count, because published files lack them. Unless `exact`, divergence and
+    log-probabilities may differ by `MAX_NATS`.
     """
     with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
         file.write(drawn)
         file.flush()
         ours, theirs = ScoredText.read(Path(file.name)), ScoredText.read(stored)
     if not np.array_equal(ours.tokens, theirs.tokens):
-        return "is of another text"
+        return "belongs to another text"
     names = COLUMNS if exact else ("kl", "nll", "nll_full")
     changes = {
         name: float(np.mean(np.abs(getattr(ours, name) - getattr(theirs, name), dtype=np.float64)))
@@ -164,8 +164,5 @@ def _compare_readings(stored: Path, drawn: bytes, *, exact: bool) -> str | None:
     worst = max(changes, key=lambda name: changes[name])
     if not np.isfinite(list(changes.values())).all():
         return "has values that are not finite"
-    return (
-        None
-        if changes[worst] <= (0.0 if exact else MAX_NATS)
-        else f"{worst} differs by {changes[worst]:.3g} a token"
-    )
+    within = changes[worst] <= (0.0 if exact else MAX_NATS)
+    return None if within else f"{worst} differs by {changes[worst]:.3g} a token"

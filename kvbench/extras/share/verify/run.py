@@ -29,23 +29,20 @@ from kvbench.runs.record.folder import SampleRecord, read_records
 from kvbench.runs.record.results import Results, read_results
 
 MakeJob = Callable[[Results], tuple[Job, Sequence[str]]]
-"""Maker of a recorded run's job, and of the keys of its configuration that name files of the user.
-
-An error if the configuration names code or files that may not be used or do not exist here.
-"""
+"""Function that returns a recorded run's job, and the keys of its configuration that name files of the user."""
 
 
-def verify_run(one: Recorded, make_job: MakeJob, choice: Choice) -> Verdict:
+def verify_run(run: Recorded, make_job: MakeJob, choice: Choice) -> Verdict:
     """Return the verdict on a run; errors of the run and of this machine become findings."""
     findings: list[Finding] = []
     try:
-        if is_earlier(one.folder):
+        if is_earlier(run.folder):
             findings.append(Finding("run", "drawn by an earlier version", True))
-        elif (results := read_results(one.folder)) is None:
+        elif (results := read_results(run.folder)) is None:
             text = "is missing: the run is not finished, or its folder is not here"
             findings.append(Finding("results.json", text, True))
         else:
-            return _verify(one, results, make_job, choice, findings)
+            return _verify(run, results, make_job, choice, findings)
     except BudgetExceeded as error:
         findings.append(Finding("ledger", " ".join(str(error).split())))
     except (UserError, ValueError, OSError) as error:
@@ -53,38 +50,31 @@ def verify_run(one: Recorded, make_job: MakeJob, choice: Choice) -> Verdict:
     except Exception as error:  # a damaged record may raise anything; the other runs are verified
         said = " ".join(str(error).split())
         findings.append(Finding("run", f"{type(error).__name__}: {said:.200}", True))
-    return Verdict(one.name, tuple(findings))
+    return Verdict(run.name, tuple(findings))
 
 
 def _verify(
-    one: Recorded, results: Results, make_job: MakeJob, choice: Choice, findings: list[Finding]
+    run: Recorded, results: Results, make_job: MakeJob, choice: Choice, findings: list[Finding]
 ) -> Verdict:
-    """Return the verdict on a finished run; what is found before an error is in `findings`."""
-    recorded, records = results.provenance or {}, read_records(one.folder)
+    """Return the verdict on a finished run; `findings` receives findings as they occur, so that an error keeps them."""
+    recorded, records = results.provenance or {}, read_records(run.folder)
     use_threads(recorded)
-    job, own = make_job(results)
+    job, user_keys = make_job(results)
     findings += check_samples(job, records, results.n)
     load(job)
-    differences = list_differences(job, recorded)
-    obstacles = [*check_weights(job, recorded), *check_code(job, recorded, one.folder)]
+    differences, count = list_differences(job, recorded), len(job.prompts)
+    obstacles = [*check_weights(job, recorded), *check_code(job, recorded, run.folder)]
     findings += obstacles
-    chosen, drawn, compared = choice.choose(one.name, len(job.prompts)), 0, ""
+    chosen, drawn, compared = choice.choose(run.name, count), 0, ""
     if not obstacles:
         exact = not differences
-        drawn, rule = _draw(job, one.folder, records, results, chosen, findings, exact=exact)
+        drawn, rule = _draw(job, run.folder, records, results, chosen, findings, exact=exact)
         compared = rule.describe()
-    rows = {} if one.dataset is None else read_rows(one.dataset, one.name, len(job.prompts))
-    metrics, found = check_scores(job, one.folder, results, rows, own, exact=not differences)
-    return Verdict(
-        one.name,
-        (*findings, *found),
-        tuple(chosen),
-        len(job.prompts),
-        drawn,
-        compared,
-        tuple(differences),
-        metrics,
-    )
+    rows = {} if run.dataset is None else read_rows(run.dataset, run.name, count)
+    metrics, more = check_scores(job, run.folder, results, rows, user_keys, exact=not differences)
+    findings += more
+    drawing = tuple(chosen), count, drawn, compared
+    return Verdict(run.name, tuple(findings), *drawing, tuple(differences), metrics)
 
 
 def _draw(
@@ -97,13 +87,13 @@ def _draw(
     *,
     exact: bool,
 ) -> tuple[int, Rule]:
-    """Draw the batches of the chosen samples again; return the number of drawn samples and the rule of comparison."""
+    """Generate the batches of the chosen samples again; return the number of samples and the rule of comparison."""
     kind, size, count, drawn = find_kind(job.model.output), job.settings.batch_size, len(job.prompts), 0
     calibrations = calibrate_job(job)
     findings += check_name(job, calibrations, results, folder.name)
     budget = prepare_method(job, calibrations.artifact)
     findings += check_summary(job, records, budget, results)
-    # A written text may end anywhere in another arithmetic.
+    # A generated text may end anywhere in another arithmetic.
     lengths = None if kind is TEXTS else predict_row_lengths(job.cache_plan.spec, job.method)
     rule = Rule(exact, from_shapes=lengths is not None)
     starts = sorted({index // size * size for index in chosen})

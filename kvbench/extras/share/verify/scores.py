@@ -17,14 +17,14 @@ from kvbench.runs.record.results import Results
 FIELDS = ("value", "n", "ci95", "sd", "se", "bias", "better", "unit")
 """Fields of a metric that are compared."""
 OTHER_ARITHMETIC = 1e-3
-"""Relative difference allowed between metrics whose networks ran in different arithmetic and so round differently."""
+"""Maximum relative difference of metrics whose networks ran in different arithmetic and round differently."""
 
 Rows = Mapping[int, Mapping[str, Any]]
 """Values of each sample by index and column."""
 
 
 def check_scores(
-    job: Job, folder: Path, results: Results, rows: Rows, own: Sequence[str], *, exact: bool
+    job: Job, folder: Path, results: Results, rows: Rows, user_keys: Sequence[str], *, exact: bool
 ) -> tuple[int, list[Finding]]:
     """Compute the metrics of a run again and compare them with results.json.
 
@@ -33,19 +33,16 @@ def check_scores(
         folder: folder of the run, its reference beside it.
         results: contents of its results.json.
         rows: published values of each sample; empty for runs that are not published.
-        own: keys of the configuration that name files of the user, which no finding may quote.
-        exact: whether arithmetic is the same.
+        user_keys: keys of the configuration that name files of the user, which no finding may quote.
+        exact: whether the recorded arithmetic equals the arithmetic of this machine.
 
     Returns:
-        The number of metrics that were compared, and what was found.
+        The number of metrics that were computed again, and the findings.
     """
     name = results.reference
     if name is not None and not (folder.parent / name).is_dir():
-        return 0, [
-            Finding(
-                "reference", f"{name:.80} is not beside the run, which no metric is compared without", True
-            )
-        ]
+        text = f"{name:.80} is not beside the run, so no metric is compared; copy it there"
+        return 0, [Finding("reference", text, True)]
     try:
         samples = open_samples(folder).with_metadata(job.metadata)
         other = None if name is None else open_samples(folder.parent / name).with_metadata(job.metadata)
@@ -69,14 +66,14 @@ def check_scores(
         elif results.evaluated[key].status == "ok" or any(
             results.metrics[name].value is not None for name in result.scores if name in results.metrics
         ):
-            hidden = any(one.startswith(f"eval.{key}.") for one in own)
-            # An outcome is shared, and a stranger's configuration chooses what is read as what.
+            hidden = any(name.startswith(f"eval.{key}.") for name in user_keys)
+            # An outcome is shared, and a stranger's configuration chooses which file is read in which format.
             reason = "with a file of weights=FOLDER, which is not quoted" if hidden else result.reason
             findings.append(
                 Finding(f"metric {key}", f"not computed here: {result.status} {reason or ''}", True)
             )
     more = sorted(results.metrics.keys() - known)
-    findings += [Finding(f"metric {one}", "no evaluator of the run computes it") for one in more]
+    findings += [Finding(f"metric {metric}", "no evaluator of the run computes it") for metric in more]
     return computed, findings
 
 
@@ -94,7 +91,7 @@ def _compare(result: Result, results: Results, tolerance: float) -> Iterator[Fin
 
 
 def _compare_rows(result: Result, folder: Path, rows: Rows, tolerance: float) -> Iterator[Finding]:
-    """Yield a finding if the stored or published values of an evaluator per sample are others."""
+    """Yield a finding for each metric whose stored or published values per sample differ from `result`."""
     if result.samples is None:
         return
     path = folder / "metrics" / f"{result.evaluator}-{result.protocol}.samples.jsonl"
@@ -102,10 +99,10 @@ def _compare_rows(result: Result, folder: Path, rows: Rows, tolerance: float) ->
         stored: Rows = read_rows(path) if path.is_file() else {}
     except (ValueError, KeyError, TypeError):
         stored = {-1: {}}  # damaged: no sample has its value
-    for place, known in ((f"metrics/{path.name}", stored), ("data/samples.parquet", rows)):
+    for source, known in ((f"metrics/{path.name}", stored), ("data/samples.parquet", rows)):
         for name in sorted(result.metrics.keys() & result.samples.keys()) if known else ():
             values = [strict({name: value})[name] for value in result.samples[name]]
             pairs = zip(result.samples["index"], values, strict=True)
             wrong = [i for i, value in pairs if not is_close(value, known.get(i, {}).get(name), tolerance)]
             if wrong:
-                yield Finding(place, f"{name} of sample {wrong[0]} differs")
+                yield Finding(source, f"{name} of sample {wrong[0]} differs")

@@ -1,4 +1,4 @@
-"""Verdict on a recorded run: what differs from its record, and what could not be checked; its JSON and its badge."""
+"""Verdict on a recorded run: differences from its record, and parts that could not be checked; its JSON and badge."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,14 +21,14 @@ class Choice(NamedTuple):
 
     Attributes:
         samples: number of samples of each run.
-        seed: seed of their choice.
+        seed: seed of the choice.
     """
 
     samples: int
     seed: int
 
     def choose(self, name: str, count: int) -> list[int]:
-        """Return the indices of a run's chosen samples in order, all if there are fewer."""
+        """Return the indices of a run's chosen samples in order, or all of `count` if there are fewer."""
         chosen = Random(f"{self.seed} {name}").sample(range(count), min(self.samples, count))
         return sorted(chosen)
 
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
     Attributes:
         what: part of the record, such as `sample 3` or `metric psnr`.
         text: what was found.
-        missing: whether something is missing here; otherwise the record is contradicted.
+        missing: whether something is missing on this machine; otherwise the record is contradicted.
     """
 
     what: str
@@ -52,13 +52,13 @@ class Verdict:
     """Outcome of the verification of one run; unprintable characters of its texts are replaced.
 
     Attributes:
-        run: model and name of the run's folder.
-        findings: empty for a verified run.
+        run: `<model>/<name of the run's folder>`.
+        findings: obstacles; empty for a verified run.
         chosen: indices of the samples that the verifier's seed chose.
         samples: number of the run's samples.
-        drawn: samples that were drawn again: all of the chosen samples' batches.
-        compared: rule by which they were compared with the stored ones; empty if none was drawn.
-        other_arithmetic: what differs between the recorded arithmetic and the arithmetic here.
+        drawn: number of samples that were generated again: all in the batches of the chosen samples.
+        compared: rule by which they were compared with the stored samples; empty if none was generated.
+        other_arithmetic: names of differences between the recorded arithmetic and the arithmetic of this machine.
         metrics: number of metrics that were computed again.
     """
 
@@ -74,7 +74,8 @@ class Verdict:
     def __post_init__(self) -> None:
         """Replace unprintable characters of untrusted files, which could hide lines of a terminal."""
         findings = tuple(
-            Finding(make_printable(one.what), make_printable(one.text), one.missing) for one in self.findings
+            Finding(make_printable(what), make_printable(text), missing)
+            for what, text, missing in self.findings
         )
         object.__setattr__(self, "findings", findings)
         object.__setattr__(self, "run", make_printable(self.run))
@@ -106,9 +107,9 @@ def write_document(
     """Return the outcome as JSON: the choice of samples, versions, and each run's verdict.
 
     Args:
-        folder: what was verified.
+        folder: the verified folder.
         choice: choice of samples.
-        verdicts: verdicts of its runs.
+        verdicts: verdicts on its runs.
         versions: provenance of the verification, JSON values.
         by: name of the verifier; None if it is not given.
     """
@@ -116,25 +117,23 @@ def write_document(
     badge = write_badge(folder, choice, verdicts, by)
     fields = {"by": by, **choice._asdict(), "verifier": versions, "badge": badge}
     runs = [
-        {**asdict(one), "findings": [finding._asdict() for finding in one.findings], "status": one.status}
-        for one in verdicts
+        {**asdict(run), "findings": [finding._asdict() for finding in run.findings], "status": run.status}
+        for run in verdicts
     ]
     return format_verification(folder, files, fields, runs)
 
 
 def write_badge(folder: Path, choice: Choice, verdicts: Sequence[Verdict], by: str | None = None) -> str:
-    """Return a line of Markdown for the card of a dataset, with the verifier's name and the rules of comparison."""
-    runs = [one for one in verdicts if one.run != WHOLE]
-    good = [one for one in runs if one.status == "verified"]
-    word = "Verified" if all(one.status == "verified" for one in verdicts) else "Not verified"
+    """Return a line of Markdown for a dataset card, with the verifier's name and the rules of comparison."""
+    runs = [verdict for verdict in verdicts if verdict.run != WHOLE]
+    good = [run for run in runs if run.status == "verified"]
+    word = "Verified" if all(verdict.status == "verified" for verdict in verdicts) else "Not verified"
     who = f" by {escape_markdown(by)}" if by else ""
-    rules = " or ".join(sorted({one.compared for one in good}))
-    drawn, metrics = sum(one.drawn for one in good), sum(one.metrics for one in good)
+    rules = " or ".join(sorted({run.compared for run in good}))
+    drawn, metrics = sum(run.drawn for run in good), sum(run.metrics for run in good)
     command = f"kvbench verify {escape_markdown(folder.absolute().name)} samples={choice.samples} seed={choice.seed}"
-    lacking = {
-        one.what for run in runs for one in run.findings if one.missing and one.what.startswith("metric ")
-    }
-    names = ", ".join(sorted(name.removeprefix("metric ") for name in lacking))
+    lacking = {finding.what for run in runs for finding in run.findings if finding.missing}
+    names = ", ".join(sorted(what.removeprefix("metric ") for what in lacking if what.startswith("metric ")))
     again = f"{drawn} samples drawn again{f' ({rules})' if rules else ''}, {metrics} metrics computed again"
     unchecked = f"; not computed here: {escape_markdown(names)}" if names else ""
     day = datetime.now(UTC).date().isoformat()
