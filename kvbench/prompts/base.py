@@ -17,18 +17,18 @@ class Prompt:
     """One prompt.
 
     Attributes:
-        index: its number among the prompts of a run, from 0.
+        index: index among the prompts of a run.
         text: the model's input.
         meta: metadata for evaluators, such as a GenEval line; JSON values.
-        place: key, file and line of its source, for messages; empty without a file.
-        reading: what is read with forced tokens; None if the model generates from `text`.
-        draft: text that is fitted to the model's tokens in place of `text`; None for a text as it stands.
+        origin: key, file and line of the prompt's source, for messages; empty without a file.
+        reading: text for forced decoding; None if the model generates from `text`.
+        draft: text that is fitted to the model's tokens and replaces `text`; None if `text` is final.
     """
 
     index: int
     text: str
     meta: dict[str, object] = field(default_factory=dict)
-    place: str = ""
+    origin: str = ""
     reading: ForcedText | None = None
     draft: Draft | None = None
 
@@ -36,8 +36,8 @@ class Prompt:
 class PromptSource(Protocol):
     """Source of a run's prompts.
 
-    A class whose prompts are drawn at random, so that neighbours are not more alike than others, has the attribute
-    `in_random_order`.
+    A class whose prompts come in random order, so that neighbours are not more alike than other prompts, has the
+    attribute `in_random_order`.
     """
 
     def load(self) -> list[Prompt]:
@@ -45,19 +45,19 @@ class PromptSource(Protocol):
         ...
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return up to `count` calibration prompts, none of which `load` returns; drawn by `seed`."""
+        """Return up to `count` calibration prompts chosen by `seed`, if possible none that `load` returns."""
         ...
 
 
 def leave_out(candidates: Iterable[Prompt], evaluated: Iterable[Prompt], count: int) -> list[Prompt]:
-    """Return the first `count` candidates with texts that are not evaluated, numbered from 0."""
+    """Return the first `count` candidates whose texts are not evaluated, with new indices from 0."""
     known = {prompt.text for prompt in evaluated}
     others = (prompt for prompt in candidates if prompt.text not in known)
     return [replace(prompt, index=index) for index, prompt in enumerate(islice(others, count))]
 
 
 def choose_numbers(total: int, count: int | None, draw: int | None) -> list[int]:
-    """Return the numbers of `count` of `total` entries: spread evenly, or drawn by the seed `draw`; None takes all.
+    """Return indices of `count` of `total` entries (None: all), spread evenly or, with a seed `draw`, chosen at random.
 
     Raises:
         ConfigError: there are fewer entries than `count`.
@@ -71,20 +71,20 @@ def choose_numbers(total: int, count: int | None, draw: int | None) -> list[int]
 
 
 def repeat(entries: Iterable[tuple[str, dict[str, object]]], times: int) -> list[Prompt]:
-    """Return each text with its metadata `times` times in a row, numbered by `image_index`."""
+    """Return each text with its metadata `times` times in a row, with `image_index` in the metadata."""
     repeated = ((text, {**meta, "image_index": image}) for text, meta in entries for image in range(times))
     return [Prompt(index, text, meta) for index, (text, meta) in enumerate(repeated)]
 
 
 def make_prompts(entries: Iterable[tuple[str, dict[str, object]]], times: int) -> list[Prompt]:
-    """Return each text with its metadata once, or several times as `repeat` does."""
+    """Return each text with its metadata, by `repeat` if `times` is more than 1."""
     if times > 1:
         return repeat(entries, times)
     return [Prompt(index, text, meta) for index, (text, meta) in enumerate(entries)]
 
 
 def load_ordered(source: PromptSource, seed: int | None) -> list[Prompt]:
-    """Return the prompts of a source, in random order if there is a seed; neighbours of one text stay together."""
+    """Return the prompts of a source, in random order unless `seed` is None; neighbours of one text stay together."""
     prompts = source.load()
     if seed is None:
         return prompts
@@ -94,19 +94,19 @@ def load_ordered(source: PromptSource, seed: int | None) -> list[Prompt]:
 
 
 def fit(prompt: Prompt, count_tokens: Callable[[str, bool], int]) -> Prompt:
-    """Return a prompt with its draft fitted to the tokens of a model; one without a draft as it is.
+    """Return a prompt with its draft fitted to the tokens of a model; a prompt without a draft is unchanged.
 
     Args:
         prompt: the prompt.
-        count_tokens: returns the tokens of a text, which is read if the second argument is true and else answered.
+        count_tokens: function from a text, and whether it is scored instead of answered, to its number of tokens.
 
     Raises:
-        ConfigError: its length is too small.
+        ConfigError: the draft's `length` is too small.
     """
     draft = prompt.draft
     if draft is None:
         return prompt
-    read = draft.read and prompt.reading is None  # with a `reading`, the model's own output is read instead
+    read = draft.read and prompt.reading is None  # with a `reading`, the model's own output is scored instead
     text = draft.fit(lambda text: count_tokens(text, read))
     if not read:
         return replace(prompt, text=text, draft=None)
@@ -115,27 +115,19 @@ def fit(prompt: Prompt, count_tokens: Callable[[str, bool], int]) -> Prompt:
 
 
 def hash_prompts(prompts: list[Prompt]) -> str:
-    """Return the SHA-256 of the texts of prompts, in order."""
+    """Return the SHA-256 of the texts of prompts in order."""
     return hash_content("\0".join(prompt.text for prompt in prompts))
 
 
 def check_counts(**counts: int | None) -> None:
-    """Check numbers of prompts; None means all.
-
-    Raises:
-        ConfigError: names the key of `prompts`.
-    """
+    """Check numbers of prompts, where None means all; a ConfigError names the key of `prompts`."""
     for name, value in counts.items():
         if value is not None:
             check_range(f"prompts.{name}", value, 1, MAX_PROMPTS)
 
 
 def check_choices(name: str, chosen: Sequence[str], known: Sequence[str]) -> None:
-    """Check that `chosen` is one of the known parts, or a list of at least one of them.
-
-    Raises:
-        ConfigError: it is not; the message names the key `prompts.NAME`.
-    """
+    """Check that `chosen` is one of `known`, or a list of at least one; a ConfigError names the key `prompts.NAME`."""
     parts = {chosen} if isinstance(chosen, str) else {*chosen}
     if not parts or not parts <= {*known}:
         given = show(chosen) if isinstance(chosen, str) else list(chosen)
@@ -143,10 +135,6 @@ def check_choices(name: str, chosen: Sequence[str], known: Sequence[str]) -> Non
 
 
 def check_total(total: int, name: str, each: int) -> None:
-    """Check that a run can have this many prompts, before they are made.
-
-    Raises:
-        ConfigError: there are more; the message names the key of `prompts` that multiplies them.
-    """
+    """Raise a ConfigError that names the key `prompts.NAME=EACH` if a run may not have `total` prompts."""
     if total > MAX_PROMPTS:
         raise ConfigError(f"prompts.{name}={each}: makes {total} prompts, a run has at most {MAX_PROMPTS}")

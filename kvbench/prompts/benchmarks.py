@@ -8,6 +8,7 @@ from typing import ClassVar
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json, read_text
 from kvbench.eval.alignment.geneval2 import parse_line
+from kvbench.eval.alignment.hps import STYLES
 from kvbench.eval.alignment.oneig import CLASSES
 from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
@@ -15,10 +16,9 @@ from kvbench.eval.geneval.rules import Line
 from kvbench.prompts.sets import PromptEntry, PromptSet, TableSet, read_file
 
 REWRITTEN_SOURCE = (
-    "Needed: a JSON object with a text for every prompt, such as Infinity's prompt_rewrite_cache.json "
+    "Needed: a JSON object with a string for every prompt, such as Infinity's prompt_rewrite_cache.json "
     "(https://github.com/user-attachments/files/18260941/prompt_rewrite_cache.json)"
 )
-STYLES = ("anime", "concept-art", "paintings", "photo")
 ONEIG_CLASSES = dict(
     zip(
         ("Anime_Stylization", "Portrait", "General_Object", "Text_Rendering", "Knowledge_Reasoning"),
@@ -26,7 +26,7 @@ ONEIG_CLASSES = dict(
         strict=True,
     )
 )
-"""OneIG-Bench's folder of images for each category."""
+"""Class of each category of OneIG-Bench, which is the name of its folder of images."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Coco(PromptSet):
     )
 
     def entries(self, path: Path) -> list[PromptEntry]:
-        """Read the captions, each with its image's number."""
+        """Read the captions, each with its image's id, `image_id`."""
         contents = read_file(path, parse_json)
         first: dict[int, str] = {}
         for annotation in contents["annotations"]:
             first.setdefault(annotation["image_id"], str(annotation["caption"]).strip())
-        numbers = [image["id"] for image in contents["images"]]
-        return [(first[number], {"image_id": number}) for number in numbers]
+        ids = [image["id"] for image in contents["images"]]
+        return [(first[image], {"image_id": image}) for image in ids]
 
     def _choose(self, total: int) -> list[int]:
         chosen = super()._choose(total)
@@ -64,8 +64,8 @@ class GenEval(PromptSet):
     """The 553 prompts of GenEval (Ghosh et al., arXiv:2310.11513) with their lines.
 
     Attributes:
-        rewritten: JSON file of rewritten texts by prompt, as Infinity's program reads; images are still judged by the
-            prompt's line. Null uses the prompts.
+        rewritten: JSON file of rewritten texts by prompt, as for Infinity's code; images are still judged by the line
+            of the original prompt. None uses the prompts.
     """
 
     per_prompt: int = 4
@@ -79,7 +79,7 @@ class GenEval(PromptSet):
     )
 
     def entries(self, path: Path) -> list[PromptEntry]:
-        """Read the prompts, each with its line (tag, include, exclude) and, if rewritten, the original prompt."""
+        """Read the prompts, each with its line (tag, include, exclude) and, if it is rewritten, the original prompt."""
         lines = _read_lines(path, Line.parse, "a GenEval line (JSON with tag, include, prompt)")
         if self.rewritten is None:
             return lines
@@ -100,7 +100,7 @@ class GenEval(PromptSet):
             ) from None
         if not isinstance(texts, dict) or not all(isinstance(t, str) and t.strip() for t in texts.values()):
             raise ConfigError(
-                f"prompts.rewritten={path}: not an object of texts by prompt. {REWRITTEN_SOURCE}"
+                f"prompts.rewritten={path}: not an object of strings by prompt. {REWRITTEN_SOURCE}"
             )
         return texts
 
@@ -148,7 +148,7 @@ class OneIg(TableSet):
     )
 
     def entries(self, path: Path) -> list[PromptEntry]:
-        """Read the prompts, each with the folder of its class, `oneig_class`, and its number in it, `oneig_id`."""
+        """Read the prompts, each with its class, `oneig_class`, and its id in the class, `oneig_id`."""
         entries = super().entries(path)
         if unknown := [
             meta["oneig_class"] for _, meta in entries if meta["oneig_class"] not in ONEIG_CLASSES
@@ -190,7 +190,7 @@ class HpsV2(PromptSet):
                 raise ConfigError(f"prompts.path={path}: {file.name} is missing. {self.remedy()}")
             texts = read_file(file, parse_json)
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise ConfigError(f"prompts.path={file}: not a list of texts")
+                raise ConfigError(f"prompts.path={file}: not a JSON list of strings")
             entries += [(text, {"style": style}) for text in texts]
         return entries
 
@@ -205,7 +205,7 @@ class Dpg(PromptSet):
     )
 
     def entries(self, path: Path) -> list[PromptEntry]:
-        """Read the prompts in the order of their files' names, each with its file's name as `item_id`."""
+        """Read the prompts in the order of their files' names, each with its file's stem as `item_id`."""
         if not path.is_dir():
             raise ConfigError(f"prompts.path={path}: is not a folder. {self.remedy()}")
         return [(read_file(file, str.strip), {"item_id": file.stem}) for file in sorted(path.glob("*.txt"))]
@@ -227,7 +227,7 @@ class Parti(TableSet):
 
 
 def _read_lines(path: Path, check: Callable[[dict[str, object]], object], what: str) -> list[PromptEntry]:
-    """Read a file of JSON lines, each with `prompt`; `check` raises for one that is not `what`."""
+    """Read a file of JSON lines with a `prompt` each; a ConfigError if `check` finds that a line is not `what`."""
     entries: list[PromptEntry] = []
     # `splitlines` would also cut at separators that JSON strings may hold.
     for number, text in enumerate(read_file(path, lambda text: text.split("\n")), 1):

@@ -1,4 +1,4 @@
-"""Prompts with any amount of filler, which is fitted to the tokens of the model that reads them."""
+"""Prompts with any amount of filler, which is fitted to the tokens of the model."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -17,9 +17,9 @@ class Draft:
     Attributes:
         length: maximum number of tokens of the prompt.
         head: text before the filler.
-        question: text after it, up to the beginning of the answer.
+        question: text after the filler, up to the beginning of the answer.
         answer: the right answer, which continues the prompt.
-        read: whether the answer is read token by token; otherwise the model writes one.
+        read: whether the answer is scored under forced decoding; otherwise the model generates an answer.
     """
 
     length: int
@@ -29,7 +29,7 @@ class Draft:
     read: bool
 
     def write(self, size: int) -> str:
-        """Return the prompt with `size` more units of filler, of a token or more, than the least it can have."""
+        """Return the prompt with `size` units of filler, each a token or more, beyond its minimum."""
         return f"{self.head}{self.fill(size)}{self.question}"
 
     def fill(self, size: int) -> str:
@@ -37,20 +37,16 @@ class Draft:
         raise NotImplementedError
 
     def fit(self, count_tokens: Callable[[str], int]) -> str:
-        """Return the longest prompt that has at most `length` tokens.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the longest prompt of at most `length` tokens; a ConfigError if the shortest has more."""
         sizes = range(self.length + 1)
-        found = bisect_right(sizes, self.length, key=lambda size: count_tokens(self.write(size)))
-        if not found:
+        fitting = bisect_right(sizes, self.length, key=lambda size: count_tokens(self.write(size)))
+        if not fitting:
             least = count_tokens(self.write(0))
             raise ConfigError(
                 f"prompts.length={self.length}: a question with its statements and no text around them has {least} "
                 "tokens; raise prompts.length, or ask for less"
             )
-        return self.write(found - 1)
+        return self.write(fitting - 1)
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,8 @@ class Hidden(Draft):
     """Statements in real text, whose words are the units of filler.
 
     Attributes:
-        words: words of the text with the space after each, at least `length`.
-        statements: place of each one as a share of the words, in ascending order, and its text.
+        words: at least `length` words of the text, each with the space after it.
+        statements: position of each statement as a share of the words, in ascending order, and its text.
     """
 
     words: tuple[str, ...]
@@ -67,10 +63,10 @@ class Hidden(Draft):
 
     def fill(self, size: int) -> str:
         """Return `size` words with the statements between them, each a paragraph."""
-        parts, places = [], [int(share * size) for share, _ in self.statements]
-        for (_, statement), (start, end) in zip(self.statements, pairwise([0, *places]), strict=True):
+        parts, ends = [], [int(share * size) for share, _ in self.statements]
+        for (_, statement), (start, end) in zip(self.statements, pairwise([0, *ends]), strict=True):
             parts.append(f"{''.join(self.words[start:end]).rstrip()}\n\n{statement}\n\n")
-        return "".join(parts) + "".join(self.words[max(places) : size]).rstrip()
+        return "".join(parts) + "".join(self.words[max(ends) : size]).rstrip()
 
 
 @dataclass(frozen=True)
@@ -78,10 +74,10 @@ class Counted(Draft):
     """A list of words in random order, in which some occur more often than all others.
 
     Attributes:
-        frequent: the words that occur most often, the most frequent one first.
-        others: the other words; after the last one, pairs of them are used.
+        frequent: the words that occur most often, in descending order of frequency.
+        others: filler words; if the list needs more, pairs of them are used.
         times: occurrences of each frequent word if `zipf` is None.
-        rest: occurrences of each other word if `zipf` is None.
+        rest: occurrences of each filler word if `zipf` is None.
         zipf: exponent of Zipf's law, which the occurrences of all words follow; None for `times` and `rest`.
         seed: seed of the order.
     """
@@ -94,33 +90,33 @@ class Counted(Draft):
     seed: str
 
     def fill(self, size: int) -> str:
-        """Return the list of a size: the number of other words, or with `zipf` how often the first word is added."""
-        number = len(self.frequent)
-        counts = [self.times] * number + [self.rest] * size if self.zipf is None else self._fall(size)
-        words = [*self.frequent, *(self.name_other(rank) for rank in range(len(counts) - number))]
+        """Return the list with `size` filler words or, with `zipf`, `size` more occurrences of the first word."""
+        frequent = len(self.frequent)
+        counts = [self.times] * frequent + [self.rest] * size if self.zipf is None else self._fall(size)
+        words = [*self.frequent, *(self.name_other(rank) for rank in range(len(counts) - frequent))]
         listed = [word for word, times in zip(words, counts, strict=False) for _ in range(times)]
         Random(self.seed).shuffle(listed)
         return f"{', '.join(listed)}."
 
     def name_other(self, rank: int) -> str:
-        """Return the other word of a rank from 0."""
+        """Return the filler word of rank `rank`, from 0."""
         pair, rank = divmod(rank, len(self.others))
         word = self.others[rank]
         return word if not pair else f"{word}-{self.others[(rank + pair) % len(self.others)]}"
 
     def _fall(self, size: int) -> list[int]:
-        """Return the numbers of all words by rank, the first one's `size` more than the least."""
-        numbers = (self._count(self._least + size, rank) for rank in count(1))
-        return list(takewhile(bool, numbers))
+        """Return the Zipf counts of all words by rank if rank 1 occurs `size` times more than the minimum."""
+        counts = (self._count(self._least + size, rank) for rank in count(1))
+        return list(takewhile(bool, counts))
 
     def _count(self, most: int, rank: int) -> int:
-        """Return the number of the word of a rank from 1 by Zipf's law, if the first one comes `most` times."""
+        """Return the Zipf count of the word of rank `rank` (from 1) if rank 1 occurs `most` times."""
         assert self.zipf is not None
         return int(most / rank**self.zipf)
 
     @cached_property
     def _least(self) -> int:
-        """Smallest number of the first word with which the numbers of all frequent words and of the next one differ."""
+        """Smallest count of rank 1 at which all frequent words and the next word have distinct counts."""
         ranks = range(1, len(self.frequent) + 2)
         return next(
             most for most in count(1) if len({self._count(most, rank) for rank in ranks}) == len(ranks)

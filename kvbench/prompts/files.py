@@ -19,7 +19,7 @@ class PromptFile:
     Attributes:
         path: .txt, .jsonl or .csv.
         count: number of prompts, from the start of the file; None takes all.
-        per_prompt: consecutive images of every prompt, numbered by `image_index` in their metadata.
+        per_prompt: consecutive samples of every prompt, numbered by `image_index` in their metadata.
     """
 
     path: str
@@ -39,7 +39,7 @@ class PromptFile:
         """Read the prompts.
 
         Raises:
-            ConfigError: the file is missing, unreadable or empty, a line has no prompt, or it has too few.
+            ConfigError: the file is missing, unreadable or empty, has fewer than `count` prompts or a line without one.
         """
         path = Path(self.path).expanduser()
         try:
@@ -61,11 +61,10 @@ class PromptFile:
             )
         entries = entries[: self.count]
         check_total(self.per_prompt * len(entries), "per_prompt", self.per_prompt)
-        places = [
-            f"prompts.path={path}: line {number}" for number, _, _ in entries for _ in range(self.per_prompt)
-        ]
+        lines = [number for number, _, _ in entries for _ in range(self.per_prompt)]
         prompts = make_prompts(((text, meta) for _, text, meta in entries), self.per_prompt)
-        return [replace(prompt, place=place) for prompt, place in zip(prompts, places, strict=True)]
+        pairs = zip(prompts, lines, strict=True)
+        return [replace(prompt, origin=f"prompts.path={path}: line {line}") for prompt, line in pairs]
 
     def _parse(self, text: str) -> list[Entry]:
         return PARSERS[Path(self.path).suffix](text)
@@ -73,9 +72,9 @@ class PromptFile:
 
 @dataclass(frozen=True)
 class RulerFile(PromptFile):
-    """Questions of a .jsonl that RULER's own program writes (Hsieh et al., arXiv:2404.06654), with their `outputs`.
+    """Questions of a .jsonl that RULER's official code writes (Hsieh et al., arXiv:2404.06654), with their `outputs`.
 
-    `input` ends with the beginning of the answer; newer files have that as `answer_prefix`.
+    `input` ends with the beginning of the answer; newer files have the beginning in `answer_prefix`.
     """
 
     def _parse(self, text: str) -> list[Entry]:
@@ -88,7 +87,7 @@ class RulerFile(PromptFile):
                 raise ValueError(f"line {number} is not of RULER's form: {error}") from None
             begun = meta.get("answer_prefix", "")
             if not isinstance(begun, str):
-                raise ValueError(f"line {number}: `answer_prefix` must be a text")
+                raise ValueError(f"line {number}: `answer_prefix` must be a string")
             entries.append((number, asked + begun, meta))
         return entries
 
@@ -103,7 +102,7 @@ def _parse_table(text: str) -> list[Entry]:
     if "prompt" not in (rows.fieldnames or ()):
         raise ValueError("the first line has no column `prompt`")
     if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
-        raise ValueError("the first line has a column twice")
+        raise ValueError("the header repeats a column")
     entries: list[Entry] = []
     for number, row in lines:
         if None in row or not (row["prompt"] or "").strip():
@@ -113,4 +112,4 @@ def _parse_table(text: str) -> list[Entry]:
 
 
 PARSERS = {"": parse_lines, ".txt": parse_lines, ".jsonl": parse_json_lines, ".csv": _parse_table}
-"""Parsers of prompt files by suffix."""
+"""Function from the content of a prompt file to its entries, by suffix."""

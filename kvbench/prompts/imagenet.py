@@ -18,9 +18,9 @@ class ImageNet:
     A prompt is the number alone; its metadata has the class's name if torchvision is installed.
 
     Attributes:
-        classes: numbers from 0 to 999; None takes all.
-        per_class: prompts of every class.
-        count: number of prompts; None takes all.
+        classes: class numbers from 0 to 999; None takes all.
+        per_class: number of prompts of every class.
+        count: maximum number of prompts; None takes all.
     """
 
     classes: tuple[int, ...] | None = None
@@ -42,7 +42,7 @@ class ImageNet:
         return tuple(range(IMAGENET_CLASSES)) if self.classes is None else tuple(self.classes)
 
     def load(self) -> list[Prompt]:
-        """Return the prompts: number i has class i modulo the number of classes."""
+        """Return the prompts: prompt i has class i modulo the class count."""
         classes = self._classes
         total = min(len(classes) * self.per_class, self.count or sys.maxsize)
         check_total(total, "per_class", self.per_class)
@@ -54,16 +54,16 @@ class ImageNet:
         ]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return one prompt of each of `count` random classes; several per class if there are fewer classes.
+        """Return `count` prompts of random classes, one per class unless there are fewer classes.
 
-        The classes are evaluated too, since a model has no others; images differ by their noise.
+        The classes are evaluated too, because a model has no other classes; images differ by their noise.
         """
         classes = random.Random(seed).sample(self._classes, min(count, len(self._classes)))
         return ImageNet(tuple(classes), -(-count // len(classes)), count).load()
 
 
 def read_class_names() -> list[str]:
-    """Return the names of the 1000 classes from torchvision; empty without torchvision."""
+    """Return the names of the 1000 classes from torchvision; empty if torchvision is not installed."""
     try:
         from torchvision.models import AlexNet_Weights
     except (ImportError, RuntimeError):  # not installed, or built for another torch

@@ -19,9 +19,9 @@ class MathTiny:
 
     Attributes:
         count: number of problems.
-        seed: seed of the set; training uses other seeds.
-        rooms: rooms of every house.
-        min_moves: fewest moves of a problem.
+        seed: seed of the set; training uses other random streams.
+        rooms: number of rooms of every house.
+        min_moves: minimum number of moves of a problem.
         max_moves: maximum number of moves, 3 tokens each.
         per_prompt: texts generated per problem, with different noise.
     """

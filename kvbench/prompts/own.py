@@ -1,4 +1,4 @@
-"""Outputs of the full cache, which are read under a method."""
+"""Outputs of the full cache, which are scored under a method."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from kvbench.prompts.base import Prompt, PromptSource
 
 @dataclass(frozen=True)
 class Own:
-    """Prompts whose outputs under the full cache are drawn once and then read.
+    """Prompts whose outputs under the full cache are generated once, then scored by forced decoding.
 
     Attributes:
         of: the prompts.
@@ -18,11 +18,7 @@ class Own:
     of: PromptSource
 
     def load(self) -> list[Prompt]:
-        """Return the prompts of `of`, whose outputs are read.
-
-        Raises:
-            ConfigError: they are texts that are read themselves.
-        """
+        """Return the prompts of `of`, whose outputs are scored; a ConfigError if they are texts to score themselves."""
         prompts = self.of.load()
         if any(prompt.reading is not None for prompt in prompts):
             raise ConfigError(
@@ -31,5 +27,5 @@ class Own:
         return [replace(prompt, reading=OWN_OUTPUT) for prompt in prompts]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return up to `count` calibration prompts of `of`, whose outputs are drawn as in any run."""
+        """Return up to `count` calibration prompts of `of`, whose outputs are generated as in any run."""
         return self.of.load_others(count, seed)

@@ -16,7 +16,7 @@ class Mjhq30k(PromptSet):
     """The 30 000 prompts of MJHQ-30K (Li et al., arXiv:2402.17245), 3000 of each of ten categories.
 
     Attributes:
-        categories: categories to take, in the file's order.
+        categories: categories whose prompts are taken, in the file's order.
     """
 
     categories: tuple[str, ...] = CATEGORIES

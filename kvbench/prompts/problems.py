@@ -20,11 +20,11 @@ OPTIONAL_KEYS = {key: key for key in ("id", "unique_id", "uuid", "subject", "lev
 
 @dataclass(frozen=True)
 class Problems(PromptSet):
-    """A set of problems, JSON lines with a text and an answer; `per_prompt` texts are generated for each problem.
+    """Base class of problem sets, JSON lines with question and answer; `per_prompt` texts are generated per problem.
 
     Attributes:
-        instruction: text after every problem, on a separate line; null for none.
-        frame: template of the whole prompt with {question} in place of the problem; excludes `instruction`.
+        instruction: text after every problem, on a separate line; None adds nothing.
+        frame: template of the whole prompt with {question} in place of the problem; None for problem and `instruction`.
     """
 
     instruction: str | None = None
@@ -33,7 +33,7 @@ class Problems(PromptSet):
     fields: ClassVar[str] = f"{QUESTION_KEYS[0]} and {ANSWER_KEYS[0]}"
     optional: ClassVar[Mapping[str, str]] = OPTIONAL_KEYS
     without: ClassVar[str] = ""
-    """Field of lines that are left out, where it is true."""
+    """Field of the lines that are left out if it is true; empty leaves out none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,25 +64,17 @@ class Problems(PromptSet):
         return text, {**meta, "answer": answer}
 
     def read_problem(self, line: Mapping[str, object]) -> tuple[str, str]:
-        """Return a line's problem and its answer.
-
-        Raises:
-            ValueError: the line has no problem or no answer.
-        """
+        """Return a line's problem and its answer; a ValueError if one is missing."""
         question, answer = (_find(line, names) for names in (QUESTION_KEYS, ANSWER_KEYS))
         return question.strip(), self.read_answer(answer).strip()
 
     def read_answer(self, text: str) -> str:
-        """Extract the answer from a line's answer field."""
+        """Return the answer in a line's answer field."""
         return text
 
 
 def _find(line: Mapping[str, object], names: tuple[str, ...]) -> str:
-    """Return the text or number of the first of some fields that a line has.
-
-    Raises:
-        ValueError: the line has no such field, or another type in it.
-    """
+    """Return the string or number of the first of some fields that a line has; a ValueError if there is none."""
     if not isinstance(line, Mapping):
         raise ValueError("not an object")
     value = next((line[name] for name in names if name in line), None)
@@ -92,7 +84,7 @@ def _find(line: Mapping[str, object], names: tuple[str, ...]) -> str:
 
 
 def _name_dataset(repo: str, split: str, file: str) -> str:
-    """Return instructions for exporting a Hub data set as JSON lines."""
+    """Return instructions for exporting a dataset of the Hub as JSON lines."""
     return (
         f"{file}, which `datasets` writes: load_dataset({repo!r}, split={split!r}).to_json({file!r}), "
         f"https://huggingface.co/datasets/{repo}"
@@ -155,7 +147,7 @@ class Gsm8k(Problems):
 class UMath(Problems):
     """U-MATH (Chernyshev et al., arXiv:2412.03205) without problems that have an image.
 
-    Answers are sentences. Its authors compare them with a language model; rules find fewer correct ones.
+    Answers are sentences. The authors judge them by a language model; rules find fewer correct answers.
     """
 
     source: ClassVar[str] = _name_dataset("toloka/u-math", "test", "umath.jsonl")
@@ -166,8 +158,8 @@ class UMath(Problems):
 class GpqaDiamond(Problems):
     """The 198 questions of GPQA's Diamond set (Rein et al., arXiv:2311.12022), each with four choices.
 
-    The choices follow the question as lines `A) ...` to `D) ...`, and the answer is the letter of the correct one.
-    Their order is drawn for each question by its text alone, so that it is the same in any subset.
+    The choices follow the question as lines `A) ...` to `D) ...`, and the answer is the letter of the correct choice.
+    Their random order depends on seed and text of the question alone, so that it is the same in any subset.
 
     Attributes:
         choice_seed: seed of the order of the choices.
@@ -187,7 +179,7 @@ class GpqaDiamond(Problems):
     }
 
     def read_problem(self, line: Mapping[str, object]) -> tuple[str, str]:
-        """Return the question with its choices, and the letter of the correct one.
+        """Return the question with its choices, and the letter of the correct choice.
 
         Raises:
             ValueError: a field is missing, or two choices are equal.

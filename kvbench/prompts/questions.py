@@ -1,4 +1,4 @@
-"""Questions on what a text says, whose answers are known exactly: their number, their seed and the text around."""
+"""Base of questions on statements in real text, whose answers are known exactly."""
 
 import random
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ MAX_PIECE = 2048
 
 @dataclass(frozen=True)
 class Questions:
-    """Base of questions on statements that are drawn and put into real text.
+    """Base class of questions on random statements, which are inserted into real text.
 
     Attributes:
         count: number of questions.
         seed: seed of the set.
         domain: domain of the text around the statements.
-        path: own texts in its place, see `kvbench.prompts.texts.Texts`.
+        path: own texts that replace the domain's, see `kvbench.prompts.texts.Texts`; None for the domain's.
     """
 
     in_random_order: ClassVar[bool] = True
@@ -42,7 +42,7 @@ class Questions:
         return self._draw_all("evaluation")
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return `count` questions of another seed, in calibration texts if the text is one that ships."""
+        """Return `count` questions of another seed, in calibration texts of the domain unless `path` is set."""
         return replace(self, count=count, seed=self.seed + seed + 1)._draw_all("calibration")
 
     def _draw_all(self, part: str) -> list[Prompt]:
@@ -55,12 +55,12 @@ class Questions:
         return [self._draw(index, self._shuffle(texts, index)) for index in range(self.count)]
 
     def _draw(self, index: int, texts: Iterator[str]) -> Prompt:
-        """Return one question; `texts` has a text for every piece of hay."""
+        """Return a question; `texts` yields a text for every piece of filler."""
         raise NotImplementedError
 
     def _make_rng(self, index: int) -> random.Random:
         return random.Random(f"{type(self).__name__} {self.seed} {index}")
 
     def _shuffle(self, texts: tuple[str, ...], index: int) -> Iterator[str]:
-        """Yield the texts in random order, again and again."""
+        """Yield the texts in random order, repeated without end."""
         return cycle(random.Random(f"hay {self.seed} {index}").sample(texts, len(texts)))

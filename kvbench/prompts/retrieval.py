@@ -11,7 +11,7 @@ from kvbench.prompts.questions import MAX_PIECE, Questions
 MIN_CONTEXT, MAX_CONTEXT = 512, 2**20
 ASKED = ("within", "after")
 CHARACTERS_PER_TOKEN = 8
-"""Characters of a text kept for each token to read; tokens of prose have fewer than six on average."""
+"""Characters of a text that are kept per token; tokens of prose have fewer than six on average."""
 CHARACTERS_PER_STATED_TOKEN = 2
 """Lower bound of the mean characters of a token in statements and questions, which contain digits."""
 CITIES = (
@@ -31,14 +31,14 @@ SUBJECTS = (
 
 @dataclass(frozen=True)
 class Retrieval(Questions):
-    """Base of questions whose answers are read, not generated.
+    """Base class of questions whose answers are scored under forced decoding.
 
-    An answer is right if each token is the likeliest one after the tokens before it. Metadata are the `answer`, its
-    statement's place in the context in per cent, `depth`, and the tokens of text between it and the question, `gap`.
+    An answer is right if each token is top-1 given the tokens before it. Metadata are the `answer`, the position of its
+    statement in % of the context, `depth`, and the tokens of text between statement and question, `gap`.
 
     Attributes:
-        context: tokens before the answer, the question included.
-        asked: `within`: the context is compressed with the question in it; `after`: before the question is read.
+        context: number of tokens before the answer, including the question.
+        asked: `within` compresses the context with its question, `after` compresses it before the question arrives.
     """
 
     context: int = 1024
@@ -57,23 +57,23 @@ class Retrieval(Questions):
         question: str,
         **meta: object,
     ) -> Prompt:
-        """Return a question after `context` tokens of hay and statements, and its answer, which is scored.
+        """Return a context of `context` tokens that ends with a question, and its answer, which is scored.
 
         Args:
-            index: number of the prompt.
-            texts: a text for each piece of hay, of at least `MAX_PIECE` tokens.
-            statements: tokens of hay between each one and the question, and its text. The hay before the farthest one
-                has as many tokens as the others leave.
-            question: the end of the context; the answer continues it.
+            index: index of the prompt.
+            texts: a text for each piece of the haystack, of at least `MAX_PIECE` tokens.
+            statements: tokens of haystack between each statement and the question, and its text. The haystack before
+                the farthest statement fills the rest of the context.
+            question: the end of the context, which the answer continues.
             meta: metadata, with the `answer` and the gap of its statement.
         """
         statements = sorted(statements, key=lambda statement: -statement[0])
         left = self.context - statements[0][0] - bound_tokens(question, *(text for _, text in statements))
-        parts = _cut_hay(texts, max(left - MAX_PIECE // 2, 0))
+        parts = _cut_haystack(texts, max(left - MAX_PIECE // 2, 0))
         parts.append(Part(next(texts)[: MAX_PIECE * CHARACTERS_PER_TOKEN], FILL))
         ends = [distance for distance, _ in statements[1:]] + [0]
         for (distance, statement), end in zip(statements, ends, strict=True):
-            parts += [Part(statement), *_cut_hay(texts, distance - end)]
+            parts += [Part(statement), *_cut_haystack(texts, distance - end)]
         parts += [Part(question), Part(str(meta["answer"]))]
         cuts = (len(parts) - 2,) if self.asked == "after" else ()
         reading = ForcedText(tuple(parts), None, self.context, cuts, chunked=False)
@@ -82,14 +82,14 @@ class Retrieval(Questions):
 
 @dataclass(frozen=True)
 class Passkey(Retrieval):
-    """A number stated twice in a row at a depth of the context; the question for it is at the end.
+    """A number stated twice in a row at a depth of the context, and a question for it at the end.
 
     The form is of Landmark Attention (Mohtashami and Jaggi, arXiv:2305.16300), in real text in place of repeated
     sentences.
 
     Attributes:
-        depths: places of the statement in per cent of the context, in turn.
-        digits: digits of the number.
+        depths: positions of the statement in % of the context, cycled over prompts.
+        digits: number of digits of the number.
     """
 
     depths: tuple[int, ...] = (10, 30, 50, 70, 90)
@@ -99,7 +99,7 @@ class Passkey(Retrieval):
         super().__post_init__()
         check_range("prompts.digits", self.digits, 4, 20)  # four digits are two tokens if three are one
         if not self.depths or not all(0 <= depth <= 100 for depth in self.depths):
-            raise ConfigError(f"prompts.depths={list(self.depths)}: must be per cents from 0 to 100")
+            raise ConfigError(f"prompts.depths={list(self.depths)}: must be percentages from 0 to 100")
 
     def _draw(self, index: int, texts: Iterator[str]) -> Prompt:
         rng = self._make_rng(index)
@@ -107,20 +107,20 @@ class Passkey(Retrieval):
         statement = f"\n\nThe pass key is {key}. Remember it. {key} is the pass key.\n\n"
         question = "\n\nWhat is the pass key? The pass key is "
         depth = self.depths[index % len(self.depths)]
-        hay = self.context - bound_tokens(statement, question)
-        gap = hay - hay * depth // 100
+        haystack = self.context - bound_tokens(statement, question)
+        gap = haystack - haystack * depth // 100
         return self._make_prompt(index, texts, [(gap, statement)], question, answer=key, depth=depth, gap=gap)
 
 
 @dataclass(frozen=True)
 class PlantedFacts(Retrieval):
-    """Invented facts on offices and other places in the text; the question at the end is about one of them.
+    """Invented facts about offices and libraries, spread over the text; the final question asks for one of them.
 
     Attributes:
-        gaps: tokens of text between the asked fact and the question, in turn.
-        facts: facts on different subjects, the asked one included; the others are spread evenly.
-        distractors: facts on the asked subject in other cities.
-        times: how often the asked fact is stated; `gaps` count from the last time.
+        gaps: tokens of text from the asked fact to the question, cycled over prompts.
+        facts: number of facts on different subjects, including the asked fact; all others are spread evenly.
+        distractors: number of facts on the asked subject in other cities.
+        times: number of statements of the asked fact; `gaps` count from the last statement.
     """
 
     gaps: tuple[int, ...] = (64, 256, 512, 768)
@@ -135,9 +135,9 @@ class PlantedFacts(Retrieval):
         check_range("prompts.times", self.times, 1, 16)
         if not self.gaps or min(self.gaps) < 0:
             raise ConfigError(f"prompts.gaps={list(self.gaps)}: must be numbers of tokens, at least 0")
-        if max(self.gaps) > self._hay():
+        if max(self.gaps) > (most := self._count_haystack()):
             raise ConfigError(
-                f"prompts.gaps={list(self.gaps)}: at most {self._hay()} in prompts.context={self.context} with these "
+                f"prompts.gaps={list(self.gaps)}: at most {most} in prompts.context={self.context} with these "
                 "facts; raise prompts.context, or lower prompts.facts, distractors or times"
             )
 
@@ -150,28 +150,28 @@ class PlantedFacts(Retrieval):
             for subject, city, number in zip(subjects, cities, numbers, strict=True)
         ]
         rng.shuffle(rest)
-        gap, hay = self.gaps[index % len(self.gaps)], self._hay()
-        placed = [(hay * (2 * n + 1) // (2 * len(rest)), fact) for n, fact in enumerate(rest)]
-        placed += [(gap + (hay - gap) * n // self.times, asked) for n in range(self.times)]
+        gap, haystack = self.gaps[index % len(self.gaps)], self._count_haystack()
+        placed = [(haystack * (2 * n + 1) // (2 * len(rest)), fact) for n, fact in enumerate(rest)]
+        placed += [(gap + (haystack - gap) * n // self.times, asked) for n in range(self.times)]
         statements = [(distance, f"\n\n{start}{number}.\n\n") for distance, (start, number) in placed]
-        depth = 100 * (hay - gap) // hay
+        depth = 100 * (haystack - gap) // haystack
         return self._make_prompt(
             index, texts, statements, f"\n\n{asked[0]}", answer=asked[1], depth=depth, gap=gap
         )
 
-    def _hay(self) -> int:
-        """Return tokens of text that the longest statements and question leave."""
+    def _count_haystack(self) -> int:
+        """Return the number of tokens of text that the longest statements and question leave."""
         longest = f"\n\nThe {max(SUBJECTS, key=len).format(max(CITIES, key=len))} is 9999.\n\n"
         return self.context - bound_tokens(*[longest] * (self.facts + self.distractors + self.times))
 
 
 def bound_tokens(*stated: str) -> int:
-    """Return a bound on the tokens of statements and questions, whose tokenizer is not known here."""
+    """Return an upper bound on the number of tokens of statements and questions, whatever the tokenizer."""
     return sum(len(text) for text in stated) // CHARACTERS_PER_STATED_TOKEN + 1
 
 
-def _cut_hay(texts: Iterator[str], tokens: int) -> list[Part]:
-    """Return pieces of hay of `tokens` tokens together, each at most `MAX_PIECE`, as equal as possible."""
+def _cut_haystack(texts: Iterator[str], tokens: int) -> list[Part]:
+    """Return pieces of haystack, `tokens` tokens in total and at most `MAX_PIECE` each, as equal as possible."""
     pieces = -(-tokens // MAX_PIECE)
     counts = [tokens * (piece + 1) // pieces - tokens * piece // pieces for piece in range(pieces)]
     return [Part(next(texts)[: count * CHARACTERS_PER_TOKEN], count) for count in counts]

@@ -1,8 +1,6 @@
 """Captions and classes of the embedded scenes grammar."""
 
 from dataclasses import dataclass, replace
-from itertools import count as numbers
-from itertools import islice
 from typing import ClassVar
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
@@ -10,7 +8,7 @@ from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, m
 from kvbench.scenes import grammar
 
 CANDIDATES_PER_PROMPT = 64
-"""Candidates per calibration prompt, since many of them may be evaluated."""
+"""Number of candidates per calibration prompt, because many of them may be evaluated."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,8 @@ class Scenes:
         check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
         unknown = [relation for relation in self.relations if relation not in grammar.RELATIONS]
         if unknown or not self.relations:
-            raise ConfigError(f"prompts.relations: choose from {', '.join(grammar.RELATIONS)}")
+            given, known = list(self.relations), ", ".join(grammar.RELATIONS)
+            raise ConfigError(f"prompts.relations={given}: choose from {known}")
 
     def load(self) -> list[Prompt]:
         """Return the captions as prompts."""
@@ -70,15 +69,15 @@ class SceneClasses:
         check_counts(count=self.count)
 
     def load(self) -> list[Prompt]:
-        """Return the prompts: number i has class i modulo the number of classes."""
+        """Return the prompts: prompt i has class i modulo the class count."""
         return [_make_prompt(index) for index in range(self.count)]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
         """Return `count` prompts, starting at class `seed`.
 
-        The classes are evaluated too, since a model has no others; images differ by their noise.
+        The classes are evaluated too, because a model has no other classes; images differ by their noise.
         """
-        return [_make_prompt(index, seed) for index in islice(numbers(), count)]
+        return [_make_prompt(index, seed) for index in range(count)]
 
 
 def _make_prompt(index: int, first: int = 0) -> Prompt:

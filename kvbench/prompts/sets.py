@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Base of published prompt sets.
+    """Base class of published prompt sets.
 
     Attributes:
-        path: the set's file or folder, `pkg://` inside a package; null looks in `CACHE`.
+        path: the set's file or folder, `pkg://` inside a package; None searches `CACHE`.
         download: download missing files to `CACHE`, if the set has an address.
-        count: number of prompts, spread evenly over the set; null takes all.
-        per_prompt: consecutive images of every prompt, numbered by `image_index` in their metadata.
-        draw: seed of a random choice of `count` prompts; null spreads them evenly.
+        count: number of prompts, spread evenly over the set; None takes all.
+        per_prompt: consecutive samples of every prompt, numbered by `image_index` in their metadata.
+        draw: seed of a random choice of `count` prompts; None spreads them evenly.
     """
 
     path: str | None = None
@@ -52,7 +52,7 @@ class PromptSet:
     source: ClassVar[str] = ""
     """Instructions for sets whose files have no single address."""
     form: ClassVar[str] = ""
-    """What a file must be, for the error of one that is something else."""
+    """Description of a valid file, for errors."""
     parts: ClassVar[tuple[str, str, tuple[str, ...]] | None] = None
     """Field that chooses parts of the set, metadata key of a prompt's part, and all parts; None without parts."""
 
@@ -63,11 +63,11 @@ class PromptSet:
             check_choices(field, getattr(self, field), known)
 
     def entries(self, path: Path) -> list[PromptEntry]:
-        """Read all prompts of the set, in the order of its files; parts that are not chosen are left out later."""
+        """Read all prompts of the set, in the order of its files; parts that are not chosen may be included."""
         raise NotImplementedError
 
     def load(self) -> list[Prompt]:
-        """Read the prompts; `prompt_index` in their metadata is the number in the set.
+        """Read the prompts; `prompt_index` in their metadata is the index in the set.
 
         Raises:
             ConfigError: a file is missing, unreadable, empty or malformed, or has too few prompts.
@@ -129,7 +129,7 @@ class PromptSet:
             raise ConfigError(f"prompts.download=true: {error}. {self.remedy()}") from None
 
     def remedy(self) -> str:
-        """Return the instructions for obtaining the set's files."""
+        """Return instructions for obtaining the set's files."""
         fetched = ", or set prompts.download=true" if self.files else ""
         source = self.source or f"{Path(self.files[0].url).name} from {self.files[0].url}"
         return f"Get {source} and set prompts.path to it{fetched}"
@@ -137,12 +137,12 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class TableSet(PromptSet):
-    """Base of sets in a table, of commas and quotes or of tabs; a line is a prompt."""
+    """Base class of sets in a CSV file, or with `tabs` in a file of tab-separated values; a line is a prompt."""
 
     text: ClassVar[str] = "prompt_en"
     """Name of the column with the prompts."""
     columns: ClassVar[Mapping[str, str]] = {}
-    """Other columns that are read, by the name that they have in the metadata."""
+    """Other columns that are read, by their keys in the metadata."""
     tabs: ClassVar[bool] = False
 
     def entries(self, path: Path) -> list[PromptEntry]:
@@ -166,11 +166,7 @@ class TableSet(PromptSet):
 
 
 def read_file(path: Path, parse: Callable[[str], T]) -> T:
-    """Read and parse a file of `prompts.path`.
-
-    Raises:
-        ConfigError: the file cannot be read or is malformed.
-    """
+    """Read and parse a file of `prompts.path`; a ConfigError if it cannot be read or is malformed."""
     try:
         parsed = parse(read_text(path))
         check_letters(parsed)

@@ -1,6 +1,6 @@
-"""Retrieval and aggregation like RULER's tasks (arXiv:2404.06654), in different words: any length, exact answers.
+"""Retrieval and aggregation like RULER's tasks (arXiv:2404.06654), with other wording, of any length.
 
-RULER's own files are read by `kvbench.prompts.ruler`.
+`kvbench.prompts.files.RulerFile` reads RULER's own files.
 """
 
 import re
@@ -23,16 +23,16 @@ PEOPLE = (
     "Jacob", "Julia", "Kate", "Klaus", "Laura", "Leon", "Linda", "Lucas", "Marco", "Maria", "Martin", "Nadia",
     "Nora", "Oliver", "Oscar", "Paula", "Peter", "Robert", "Rosa", "Sarah", "Simon", "Tessa", "Victor", "Wanda",
 )  # fmt: skip
-"""People of chains; no name is part of another."""
+"""People of chains; no name is a substring of another."""
 
 
 @dataclass(frozen=True)
 class Task(Questions):
-    """Base of questions with several answers; the text around fills the prompt up to a number of tokens.
+    """Base class of questions with several answers; filler extends the prompt to a number of tokens.
 
     Attributes:
-        length: tokens of the prompt, in the chat template if there is one; a word of the text may not fit any more.
-        answer: `written`: the model writes it; `read`: it reads the right one, for divergence from the full cache.
+        length: maximum number of tokens of the prompt, including a chat template; one more word would exceed it.
+        answer: `written` lets the model generate it, `read` scores the right answer under forced decoding.
     """
 
     length: int = 512
@@ -61,10 +61,10 @@ class Task(Questions):
         question: str,
         answer: str,
     ) -> Hidden:
-        """Return statements in their order, at random places of the text."""
-        places = sorted(rng.random() for _ in statements)
+        """Return a draft with the statements in their order, at random positions of the text."""
+        positions = sorted(rng.random() for _ in statements)
         words = tuple(islice(chain.from_iterable(re.findall(r"\S+\s*", text) for text in texts), self.length))
-        placed = tuple(zip(places, statements, strict=True))
+        placed = tuple(zip(positions, statements, strict=True))
         return Hidden(
             self.length, f"{head}\n\n", f"\n\n{question}", answer, self.answer == READ, words, placed
         )
@@ -72,12 +72,12 @@ class Task(Questions):
 
 @dataclass(frozen=True)
 class Needles(Task):
-    """Numbers that the text states of several keys; the question is about some of them.
+    """Numbers that the text states for several keys; the question asks for those of some keys.
 
     Attributes:
         keys: number of keys, such as the access code of the Madrid office.
-        values: numbers that are stated of each key, one by one.
-        queries: keys that the question is about.
+        values: number of statements for each key, each with another number.
+        queries: number of keys that the question asks for.
     """
 
     keys: int = 4
@@ -91,7 +91,7 @@ class Needles(Task):
         check_range("prompts.queries", self.queries, 1, self.keys)
 
     def draft(self, rng: Random, texts: Iterator[str]) -> tuple[Draft, list[str]]:
-        """Return a question about the first keys of a random order."""
+        """Return a question for the first of randomly ordered keys, and their numbers."""
         pairs = rng.sample([*product((ASKED_SUBJECT, *SUBJECTS), CITIES)], self.keys)
         keys = [subject.format(city) for subject, city in pairs]
         numbers = [str(number) for number in rng.sample(range(1000, 10000), self.keys * self.values)]
@@ -113,11 +113,11 @@ class Needles(Task):
 
 @dataclass(frozen=True)
 class Chains(Task):
-    """People who have the same number as another one, in chains; the question is about everyone in one chain.
+    """People with the same ticket as another person, in chains; the question asks for everyone in one chain.
 
     Attributes:
-        chains: number of chains, each with a number of its own.
-        hops: people of a chain after the first one.
+        chains: number of chains, each with its own ticket.
+        hops: number of people of a chain after the first person.
     """
 
     chains: int = 2
@@ -129,10 +129,10 @@ class Chains(Task):
         check_range("prompts.chains", self.chains, 1, len(PEOPLE) // (self.hops + 1))
 
     def draft(self, rng: Random, texts: Iterator[str]) -> tuple[Draft, list[str]]:
-        """Return a question about the first chain; statements of a chain keep their order among those of others."""
+        """Return a question for the first chain, and its people; statements of a chain keep their order in the text."""
         size = self.hops + 1
         people, numbers = rng.sample(PEOPLE, size * self.chains), rng.sample(range(1000, 10000), self.chains)
-        turns = [number for number in range(self.chains) for _ in range(size)]
+        turns = [chain for chain in range(self.chains) for _ in range(size)]
         rng.shuffle(turns)
         queues = [iter(people[n * size : (n + 1) * size]) for n in range(self.chains)]
         last: dict[int, str] = {}
@@ -145,21 +145,20 @@ class Chains(Task):
         head = "This text states who has which ticket. Remember it: a question about them follows."
         ticket = f"ticket {numbers[0]}"
         question = f"Question: Which {size} people have {ticket}?\nAnswer: The people with {ticket} are"
-        found = people[:size]
-        return self.hide(
-            rng, texts, statements, head=head, question=question, answer=f" {', '.join(found)}."
-        ), found
+        outputs = people[:size]
+        answer = f" {', '.join(outputs)}."
+        return self.hide(rng, texts, statements, head=head, question=question, answer=answer), outputs
 
 
 @dataclass(frozen=True)
 class WordCounts(Task):
-    """A list of words of the texts, in which some occur more often than all others; the question is about them.
+    """A list of words of the texts, in which some occur more often than all others; the question asks for these.
 
     Attributes:
-        answers: number of the frequent words.
-        times: how often each of them comes.
-        rest: how often each other word comes.
-        zipf: exponent of Zipf's law, by which the numbers of words fall in place of `times` and `rest`.
+        answers: number of frequent words.
+        times: number of occurrences of each frequent word.
+        rest: number of occurrences of each other word.
+        zipf: exponent of Zipf's law, which the occurrences of all words follow; None for `times` and `rest`.
     """
 
     answers: int = 3
@@ -176,7 +175,7 @@ class WordCounts(Task):
             raise ConfigError(f"prompts.zipf={self.zipf}: must be from 1 to 3, or null")
 
     def draft(self, rng: Random, texts: Iterator[str]) -> tuple[Draft, list[str]]:
-        """Return a list of words of four to ten letters; no answer is part of another word."""
+        """Return a list of words of four to ten letters, and its frequent words; none is part of another word."""
         words = sorted({word for text in islice(texts, 8) for word in re.findall(r"\b[a-z]{4,10}\b", text)})
         rng.shuffle(words)
         head = "This is a list of words. Some of them come more often than all others."
@@ -184,15 +183,15 @@ class WordCounts(Task):
         question = (
             f"Question: Which {asked} of the list come most often?\nAnswer: The most frequent {asked} are"
         )
-        found: list[str] = []
-        while len(found) < self.answers and words:
+        frequent: list[str] = []
+        while len(frequent) < self.answers and words:
             word = words.pop()
-            if word not in question and not any(word in other for other in (*words, *found)):
-                found.append(word)
-        if len(found) < self.answers or len(words) < 2:
+            if word not in question and not any(word in other for other in (*words, *frequent)):
+                frequent.append(word)
+        if len(frequent) < self.answers or len(words) < 2:
             raise ConfigError(f"prompts.path={self.path}: has too few different words; choose longer texts")
         counted = Counted(
-            self.length, f"{head}\n\n", f"\n\n{question}", f" {', '.join(found)}.", self.answer == READ,
-            tuple(found), tuple(words), self.times, self.rest, self.zipf, str(rng.random()),
+            self.length, f"{head}\n\n", f"\n\n{question}", f" {', '.join(frequent)}.", self.answer == READ,
+            tuple(frequent), tuple(words), self.times, self.rest, self.zipf, str(rng.random()),
         )  # fmt: skip
-        return counted, found
+        return counted, frequent

@@ -1,4 +1,4 @@
-"""Files of whole texts: shipped ones, and a user's own."""
+"""Files of whole texts: texts that ship, and a user's own."""
 
 from functools import cache
 from importlib.resources import files
@@ -26,13 +26,13 @@ def read_own(path: Path) -> tuple[TextEntry, ...]:
     """Read a .jsonl with a `text` in each line, a .txt, which is one text, or the .txt files of a folder by name.
 
     Raises:
-        ConfigError: the path is missing, unreadable, empty or of another kind, or a line has no text.
+        ConfigError: the path is missing, unreadable, empty or of another format, or a line has no text.
     """
-    found = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-    if not found:
+    paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not paths:
         raise ConfigError(f"prompts.path={path}: the folder has no .txt files")
     entries: list[TextEntry] = []
-    for file in found:
+    for file in paths:
         if file.suffix not in (".txt", ".jsonl"):
             raise ConfigError(f"prompts.path={path}: must be .txt, .jsonl or a folder of .txt files")
         try:
@@ -50,7 +50,7 @@ def read_own(path: Path) -> tuple[TextEntry, ...]:
 
 
 def read_texts(domain: str, path: str | None, part: str) -> tuple[TextEntry, ...]:
-    """Return the user's own texts, or without a path those of a domain that ship, see `read_own` and `read_shipped`."""
+    """Return a domain's texts by `read_shipped` if `path` is None, else the user's own texts by `read_own`."""
     return read_shipped(domain, part) if path is None else read_own(Path(path).expanduser())
 
 

@@ -1,4 +1,4 @@
-"""Texts that are read under a method: prose, code and chats that ship, or the user's own."""
+"""Texts that are scored under a method: prose, code and chats that ship, or the user's own."""
 
 import random
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ MAX_LENGTH = 2**20
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts that a run reads token by token (forced decoding), all cut to one length.
+    """Texts that a run scores token by token (forced decoding), all cut to one length.
 
     Attributes:
         domain: domain of the texts that ship, one of `DOMAINS`.
-        calibration: domain of calibration texts; None: `domain`, or the rest of the user's texts.
+        calibration: domain of calibration texts; None for `domain`, or for the rest of the user's texts.
         count: number of texts, spread evenly over the set; None takes all.
-        length: tokens read of each text.
-        given: tokens read before the first scored one.
-        path: own texts in place of those that ship: a .jsonl with a `text` in each line, a .txt, which is one text, or
-            a folder of .txt files.
+        length: number of tokens of each text.
+        given: number of tokens before the first scored token.
+        path: own texts that replace the domain's: a .jsonl with a `text` in each line, a .txt, which is one text, or a
+            folder of .txt files; None for the domain's.
         draw: seed of a random choice of `count` texts; None spreads them evenly.
     """
 
@@ -50,16 +50,16 @@ class Texts:
             )
 
     def load(self) -> list[Prompt]:
-        """Return the texts to evaluate; `text_index` in their metadata is the number in the set.
+        """Return the texts to evaluate; `text_index` in their metadata is the index in the set.
 
         Raises:
-            ConfigError: the file is missing or damaged, has too few texts, or one with fewer characters than tokens.
+            ConfigError: the file is missing or damaged, has too few texts, or one of fewer characters than `length`.
         """
         entries = read_texts(self.domain, self.path, "evaluation")
         return self._make_prompts(entries, choose_numbers(len(entries), self.count, self.draw))
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return up to `count` calibration texts, drawn by `seed`; none of them is ever evaluated."""
+        """Return up to `count` calibration texts, chosen by `seed`, that are not evaluated."""
         if self.path is None or self.calibration is not None:
             entries = read_shipped(self.calibration or self.domain, "calibration")
             free = list(range(len(entries)))
@@ -79,6 +79,6 @@ class Texts:
                     "prompts.length, or choose longer texts"
                 )
             reading = ForcedText((Part(text, self.length),), self.given)
-            place = f"prompts.path={self.path}: text {number + 1}" if self.path else ""
-            prompts.append(Prompt(index, text, {**meta, "text_index": number}, place, reading))
+            origin = f"prompts.path={self.path}: text {number + 1}" if self.path else ""
+            prompts.append(Prompt(index, text, {**meta, "text_index": number}, origin, reading))
         return prompts

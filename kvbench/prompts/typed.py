@@ -10,22 +10,18 @@ from kvbench.prompts.base import Prompt, PromptSource, leave_out
 
 @dataclass(frozen=True)
 class Typed:
-    """One prompt, beside a set whose prompts a method is calibrated on.
+    """One prompt, with a set whose prompts calibrate methods.
 
     Attributes:
         quoted: the prompt as `quote` writes it.
-        of: the set; its texts that are read calibrate no text that is written.
+        of: the set; its texts for forced decoding are not used, because the prompt is answered.
     """
 
     quoted: str
     of: PromptSource
 
     def load(self) -> list[Prompt]:
-        """Return the prompt.
-
-        Raises:
-            ConfigError: no file of text can hold it.
-        """
+        """Return the prompt; a ConfigError if no text file can hold it."""
         text = json.loads(self.quoted)
         try:
             check_letters(text)
@@ -34,11 +30,11 @@ class Typed:
         return [Prompt(0, text)]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return up to `count` calibration prompts of `of`; if it has none, its own prompts."""
+        """Return up to `count` calibration prompts of `of` or, if it has none, of its evaluated prompts."""
         others = self.of.load_others(count, seed) or self.of.load()
         return leave_out((prompt for prompt in others if prompt.reading is None), self.load(), count)
 
 
 def quote(text: str) -> str:
-    """Return a text as JSON without a dollar sign, which a configuration would take for an interpolation."""
+    """Return a text as JSON without a dollar sign, which could begin an interpolation of a configuration."""
     return json.dumps(text).replace("$", r"\u0024")

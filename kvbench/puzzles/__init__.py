@@ -1,1 +1,1 @@
-"""Puzzles of three walkers in a house: long chains of moves with look-ups of distant tokens."""
+"""Puzzles of three walkers in a house: long chains of moves that look up distant tokens."""

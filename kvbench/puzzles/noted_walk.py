@@ -4,8 +4,8 @@ Three walkers move as in `kvbench.puzzles.room_walk`. A walker who enters the ro
 them. At the first meeting in a room the room of the third walker is noted; later meetings in that room repeat the note.
 The answer consists of the notes of some rooms.
 
-The problem does not contain the notes. They follow neither from the problem nor from the newest moves, and their
-positions are not predictable.
+The problem does not state the notes, the newest moves do not imply them, and their positions are not predictable
+without following all moves.
 """
 
 import random
@@ -22,10 +22,10 @@ MAX_QUERIES = 4
 
 @dataclass(frozen=True)
 class NotedWalk(RoomWalk):
-    """A house and a task; see `RoomWalk` for other attributes.
+    """A house and a task; see `RoomWalk` for the other attributes.
 
     Attributes:
-        queries: 1 to 4 rooms with meetings, in the order of the answer.
+        queries: 1 to `MAX_QUERIES` rooms with meetings, in the order of the answer.
     """
 
     WORDS_OF_A_MOVE: ClassVar[int] = 4
@@ -36,10 +36,7 @@ class NotedWalk(RoomWalk):
 
     @classmethod
     def draw(cls, rng: random.Random, rooms: int, moves: int) -> Self:
-        """Draw a house, the walkers' first rooms, and up to four queries; see `RoomWalk.draw`.
-
-        Problems without a meeting are drawn again.
-        """
+        """Sample a house, the walkers' first rooms, and up to four queries, until the walkers meet."""
         while True:
             problem = super().draw(rng, rooms, moves)
             rooms_met = [move.room for move, note in problem.take_notes() if note]
@@ -56,7 +53,7 @@ class NotedWalk(RoomWalk):
             yield move, notes.setdefault(move.room, third) if move.room == last else ""
 
     def write_problem(self) -> list[str]:
-        """Return the words of the problem; joined they are its text."""
+        """Return the words of the problem, whose concatenation is its text."""
         return [*super().write_problem(), NOTES_WORD, *(f" {room}" for room in self.queries)]
 
     def write_moves(self) -> Iterator[tuple[str, ...]]:

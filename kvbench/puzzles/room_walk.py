@@ -16,10 +16,10 @@ from typing import ClassVar, NamedTuple, Self
 ROOMS = "abcdefghijkl"
 SIDES = "<>"
 WALKERS = 3
-MAX_MOVES = 399
+MAX_MOVES = 399  # maximum number of moves, each number of which is a word
 
 DOORS_WORD, ROOM_WORD, ANSWER_WORD = "doors", " in", "\nanswer:"
-"""Words before the doors, before a walker's first room, and before the answer."""
+"""Words before all doors, before a walker's first room, and before the answer."""
 
 
 class Move(NamedTuple):
@@ -47,7 +47,7 @@ class RoomWalk:
 
     WORDS_OF_A_MOVE: ClassVar[int] = 3
     WORDS_BESIDE_DOORS: ClassVar[int] = 1 + 3 * WALKERS
-    """Number of words of a problem that are not about doors."""
+    """Number of words of a problem except those of doors."""
     WORDS_OF_ANSWER: ClassVar[int] = 1 + WALKERS
     """Maximum number of words after the moves."""
 
@@ -57,7 +57,7 @@ class RoomWalk:
 
     @classmethod
     def draw(cls, rng: random.Random, rooms: int, moves: int) -> Self:
-        """Draw a house of 2 to 12 rooms, and the walkers' first rooms."""
+        """Sample a house of 2 to 12 rooms, and the walkers' first rooms."""
         names = sorted(rng.sample(ROOMS, rooms))
         leads = {side: rng.sample(names, rooms) for side in SIDES}
         doors = [(name + side, leads[side][i]) for side in SIDES for i, name in enumerate(names)]
@@ -82,7 +82,7 @@ class RoomWalk:
         return False
 
     def write_problem(self) -> list[str]:
-        """Return the words of the problem; joined they are its text."""
+        """Return the words of the problem, whose concatenation is its text."""
         words = [DOORS_WORD]
         for door, room in self.doors.items():
             words += [f" {door}", f" {room}"]

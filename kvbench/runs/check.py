@@ -128,7 +128,7 @@ def _check_prompts(job: Job, prompts: Sequence[Prompt]) -> None:
                 job.model.check_prompts([prompt.text])
             except ValueError as error:
                 line = str(error).replace(repr(prompt.text), quote_prompt(prompt.text))
-                raise ConfigError(f"{prompt.place}: {line}" if prompt.place else line) from None
+                raise ConfigError(f"{prompt.origin}: {line}" if prompt.origin else line) from None
         raise
 
 
@@ -151,4 +151,4 @@ def _check_metadata(job: Job) -> None:
 
 
 def _name(prompt: Prompt) -> str:
-    return prompt.place or f"prompt {prompt.index}"
+    return prompt.origin or f"prompt {prompt.index}"

@@ -1,1 +1,1 @@
-"""Worlds of embedded image models: coloured shapes with captions and a detector; names of pictures."""
+"""Worlds of the embedded image models: coloured shapes with captions and a detector, and names of pictures."""

@@ -11,17 +11,17 @@ from PIL import Image
 from kvbench.scenes.world import COLORS, SHAPES, SIDE, Object, Scene, render
 
 MIN_SATURATION = 55
-"""A pixel belongs to an object if its largest and smallest channel differ by more than this."""
+"""A pixel belongs to an object if its largest and smallest channel (0 to 255) differ by more than this."""
 MIN_PIXELS = 60
-"""Smallest region in pixels that counts as an object."""
+"""Minimum number of pixels of a region that counts as an object."""
 MIN_OVERLAP = 0.6
-"""Smallest intersection over union with a shape's template."""
-GRID = 32
+"""Minimum intersection over union of a known shape with its template."""
+GRID = 32  # cells per side of a template
 
 
 @dataclass(frozen=True)
 class DetectedShape:
-    """A detected object: shape, score (always 1), box (x0, y0, x1, y1) in pixels, mask [96, 96] and colour name."""
+    """A detected object: shape, score (always 1), box as in `Region`, mask bool [H, W] and colour name."""
 
     label: str
     score: float
@@ -35,10 +35,10 @@ class Region:
     """Connected saturated pixels of an image, compared with shapes and colours.
 
     Attributes:
-        box: x0, y0, x1, y1 in pixels.
+        box: x0, y0, x1, y1 in pixels, ends exclusive.
         mask: bool [H, W].
-        overlaps: intersection over union with the template of each shape.
-        distances: absolute difference, summed over channels, between the median colour and each named colour.
+        overlaps: intersection over union with the template of each shape, by its name.
+        distances: absolute difference, summed over 8-bit channels, between the median colour and each named colour.
     """
 
     box: tuple[float, float, float, float]
@@ -50,26 +50,26 @@ class Region:
 def detect(image: Image.Image | NDArray[np.uint8]) -> list[DetectedShape]:
     """Return the objects of an RGB image uint8 [H, W, 3] of the scenes world, without unknown shapes."""
     shapes = []
-    for one in find_regions(image):
-        shape = max(one.overlaps, key=lambda name: one.overlaps[name])
-        if one.overlaps[shape] >= MIN_OVERLAP:
-            color = min(one.distances, key=lambda name: one.distances[name])
-            shapes.append(DetectedShape(shape, 1.0, one.box, one.mask, color))
+    for region in find_regions(image):
+        shape = max(region.overlaps, key=lambda name: region.overlaps[name])
+        if region.overlaps[shape] >= MIN_OVERLAP:
+            color = min(region.distances, key=lambda name: region.distances[name])
+            shapes.append(DetectedShape(shape, 1.0, region.box, region.mask, color))
     return shapes
 
 
 def find_regions(image: Image.Image | NDArray[np.uint8]) -> list[Region]:
-    """Return the connected saturated regions of an image, except small ones."""
+    """Return the connected saturated regions of an RGB image uint8 [H, W, 3], except regions below `MIN_PIXELS`."""
     from scipy import ndimage  # takes a twentieth of a command's start
 
     pixels = np.asarray(image).astype(np.int16)
     labels, _ = ndimage.label(np.ptp(pixels, axis=2) > MIN_SATURATION)
     regions = []
-    for number, window in enumerate(ndimage.find_objects(labels), start=1):
-        inside = labels[window] == number
+    for label, window in enumerate(ndimage.find_objects(labels), start=1):
+        inside = labels[window] == label
         if inside.sum() < MIN_PIXELS:
             continue
-        mask = labels == number
+        mask = labels == label
         rows, columns = window
         box = (float(columns.start), float(rows.start), float(columns.stop), float(rows.stop))
         regions.append(Region(box, mask, _compare_shapes(inside), _compare_colors(pixels[mask])))
@@ -90,7 +90,7 @@ def _compare_shapes(inside: NDArray[np.bool_]) -> dict[str, float]:
 
 
 def _stretch(inside: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Return the covered share of each cell, float32 [GRID, GRID], of a region bool [h, w]."""
+    """Return the covered share of each cell of a region bool [h, w], float32 [GRID, GRID]."""
     image = Image.fromarray(inside.astype(np.uint8) * 255).resize((GRID, GRID), Image.Resampling.BOX)
     return np.asarray(image, np.float32) / np.float32(255)
 

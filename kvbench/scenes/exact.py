@@ -1,7 +1,7 @@
 """Exactness: an image has exactly the objects of its caption, at any position.
 
-Stricter than GenEval, which judges one aspect per task and mostly allows extra objects, except for position prompts,
-whose relation is ignored.
+This is stricter than GenEval, which judges one aspect per task and mostly allows extra objects. Only the relation of
+position prompts is ignored.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ def count_named(caption: str) -> Counter[Pair]:
 def exact(shapes: Iterable[DetectedShape], line: Meta) -> bool:
     """Return whether the objects from `detect` match the prompt: none missing, none extra, all colours correct.
 
-    Only `prompt` of the GenEval line is used, because clauses of four tasks have no colours.
+    Of the GenEval line only `prompt` is used, because clauses of four tasks have no colours.
     """
     return Counter((item.color, item.label) for item in shapes) == count_named(str(line["prompt"]))
 

@@ -1,9 +1,9 @@
 """Soft-TIFA on the scenes world: questions from captions, answered with probabilities by a detector.
 
-At a probability of 0.5 the verdict of `detect` and of GenEval's rules changes.
+Verdicts of `detect` and of GenEval's rules change where a probability is 0.5.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import ClassVar
@@ -21,14 +21,11 @@ from kvbench.scenes.grammar import NUMBERS, RELATIONS, pluralise
 from kvbench.scenes.world import BACKGROUNDS, COLORS, SHAPES
 
 SHAPE_SCALE = 0.04
-"""Difference of overlaps for which one shape is e times as likely as the other."""
+"""Difference of overlaps that makes one shape e times as probable as another."""
 COLOR_SCALE = 30.0
-"""The same for distances to two colours, summed over 8-bit channels."""
+"""Difference of colour distances, summed over 8-bit channels, that makes one colour e times as probable as another."""
 POSITION_SCALE = 0.1
-"""The same for the odds that a relation holds, by the share of the distance in its direction."""
-
-Answer = Callable[["DetectedScene"], float]
-"""Function that returns the probability of a correct answer."""
+"""Share of the distance in a relation's direction that changes the relation's odds by a factor e."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +34,19 @@ class DetectedScene:
 
     Attributes:
         objects: connected saturated regions.
-        brightness: median over all other pixels of the mean over channels, 0 to 255.
+        brightness: median over all unsaturated pixels of the mean over channels, 0 to 255.
     """
 
     objects: Sequence[Region]
     brightness: float
 
     def shape(self, shape: str) -> NDArray[np.float64]:
-        """Return the probability [objects] that each object has a shape."""
-        return np.array([_soften(one.overlaps, SHAPE_SCALE, MIN_OVERLAP)[shape] for one in self.objects])
+        """Return the probability that each object has a shape, float64 [objects]."""
+        return np.array([_soften(o.overlaps, SHAPE_SCALE, MIN_OVERLAP)[shape] for o in self.objects])
 
     def color(self, color: str) -> NDArray[np.float64]:
-        """Return the probability [objects] that each object has a colour."""
-        nearness = [{name: -far for name, far in one.distances.items()} for one in self.objects]
+        """Return the probability that each object has a colour, float64 [objects]."""
+        nearness = [{name: -far for name, far in o.distances.items()} for o in self.objects]
         return np.array([_soften(near, COLOR_SCALE)[color] for near in nearness])
 
     def presence(self, shape: str) -> float:
@@ -88,7 +85,7 @@ def make_questions(caption: str) -> Questions:
     """Return the questions about a caption; as in GenEval2, `a` has a question but does not count as an atom.
 
     Raises:
-        ValueError: the caption is not from the grammar.
+        ValueError: the caption is not from the grammar of scenes.
     """
     named = count_named(caption)
     shapes = [shape for _, shape in named]
@@ -119,10 +116,10 @@ def make_questions(caption: str) -> Questions:
 
 
 def grade(pixels: NDArray[np.uint8], atoms: Sequence[Atom]) -> list[float]:
-    """Return the probability of the correct answer to each question of `make_questions` for pixels uint8 [H, W, 3].
+    """Return the probability of the correct answer to each question about pixels uint8 [H, W, 3].
 
     Raises:
-        ValueError: a question has another form.
+        ValueError: a question is not of the form of `make_questions`.
     """
     plain = pixels[np.ptp(pixels, axis=2) <= MIN_SATURATION]
     brightness = float(np.median(plain.mean(-1))) if len(plain) else 0.0
@@ -177,13 +174,13 @@ def _grade_position(scene: DetectedScene, first: str, relation: str, second: str
 
 
 def _grade_background(scene: DetectedScene, name: str) -> float:
-    """Return the position of the brightness between the other background (0) and the named one (1)."""
+    """Return the position of the brightness between the other background (0) and the named background (1)."""
     [other] = [level for key, level in BACKGROUNDS.items() if key != name]
     return float(np.clip((scene.brightness - other) / (BACKGROUNDS[name] - other), 0, 1))
 
 
 def _soften(values: Mapping[str, float], scale: float, none: float | None = None) -> dict[str, float]:
-    """Return the softmax of values over a scale; `none` is the value of an extra choice that is not returned."""
-    numbers = np.array([*values.values(), *([] if none is None else [none])]) / scale
-    weights = np.exp(numbers - numbers.max())
+    """Return the softmax of values / scale by name; `none` is the value of an extra choice that is not returned."""
+    logits = np.array([*values.values(), *([] if none is None else [none])]) / scale
+    weights = np.exp(logits - logits.max())
     return dict(zip(values, (weights / weights.sum()).tolist(), strict=False))

@@ -32,7 +32,7 @@ VOCABULARY = Vocabulary("scenes", (*_WORDS, *BACKGROUNDS, *COLORS, *SHAPES, *map
 Pair = tuple[str, str]
 Meta = dict[str, object]
 PAIRS: tuple[Pair, ...] = tuple((color, shape) for color in COLORS for shape in SHAPES)
-"""All colours and shapes; their positions are the classes of a class-conditional model."""
+"""All pairs of colour and shape; their indices are the classes of a class-conditional model."""
 
 
 def sample(
@@ -42,12 +42,12 @@ def sample(
     pairs: Sequence[Pair] | None = None,
     relations: Sequence[str] = RELATIONS,
 ) -> tuple[Scene, str, Meta]:
-    """Draw a scene of a task, with its caption and GenEval line.
+    """Sample a scene of a task, with its caption and GenEval line.
 
     Args:
         rng: source of randomness.
         task: one of `TASKS`.
-        pairs: (colour, shape) pairs of the first object; by default all except held-out ones, as for the second object.
+        pairs: pairs of the first object; None for all except `HELD_OUT_PAIRS`, as for the second object.
         relations: possible relations of position prompts.
     """
     seen = [pair for pair in PAIRS if pair not in HELD_OUT_PAIRS]
@@ -81,14 +81,14 @@ def sample(
 def evaluation_prompts(
     count: int, seed: int = 0, *, held_out: bool = False, relations: Sequence[str] = RELATIONS
 ) -> list[Meta]:
-    """Draw GenEval lines that cycle through the six tasks; with `held_out` the first object is from held-out pairs."""
+    """Sample GenEval lines that cycle through the six tasks; `held_out` takes first objects from `HELD_OUT_PAIRS`."""
     rng = np.random.default_rng([seed, 20_250, int(held_out)])
     pairs = list(HELD_OUT_PAIRS) if held_out else None
     return [sample(rng, TASKS[i % len(TASKS)], pairs=pairs, relations=relations)[2] for i in range(count)]
 
 
 def describe_class(number: int) -> Meta:
-    """Return the GenEval line of a class, a single object of a pair."""
+    """Return the GenEval line of a class, a single object of the pair `PAIRS[number]`."""
     pair = PAIRS[number]
     include = [_make_clause(pair, color=True)]
     return {"tag": "colors", "include": include, "exclude": [], "prompt": f"a {pair[0]} {pair[1]}"}
@@ -102,12 +102,12 @@ def pool(
     pairs: Sequence[Pair] | None = None,
     processes: int = 1,
 ) -> tuple[NDArray[np.uint8], list[str]]:
-    """Draw training scenes uint8 [count, 96, 96, 3] and their captions.
+    """Sample training scenes uint8 [count, 96, 96, 3] and their captions.
 
     Args:
         count: number of scenes.
-        seed: seed of the draws.
-        mix: share of each task.
+        seed: seed of the scenes.
+        mix: relative frequency of each task.
         pairs: see `sample`.
         processes: number of processes; it does not change the scenes.
     """
@@ -151,8 +151,8 @@ def _place(rng: np.random.Generator, pair: Pair, x: float, y: float, r: float) -
 
 
 def _place_one(rng: np.random.Generator, pair: Pair) -> tuple[Object, ...]:
-    places = ((48, 48), (30, 30), (66, 30), (30, 66), (66, 66))
-    x, y = places[int(rng.integers(len(places)))]
+    centres = ((48, 48), (30, 30), (66, 30), (30, 66), (66, 66))
+    x, y = centres[int(rng.integers(len(centres)))]
     return (_place(rng, pair, x, y, 23),)
 
 

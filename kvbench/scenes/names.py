@@ -1,4 +1,4 @@
-"""Names of pictures, the captions of a model that is trained on pictures: a CSV file with a line per picture."""
+"""Names of pictures, captions of a model that is trained on pictures: a CSV file with a line per picture."""
 
 import csv
 import io
@@ -21,9 +21,9 @@ class Name(NamedTuple):
     Attributes:
         caption: words in lower case, separated by single spaces.
         category: category of the picture.
-        picture: file of the picture.
-        background: colour behind the picture.
-        split: `train`, or `held_out` of the training.
+        picture: file name of the picture.
+        background: name of the colour behind the picture.
+        split: `train`, or `held_out` if training leaves the picture out.
     """
 
     caption: str
@@ -38,7 +38,7 @@ def read_names(path: Path) -> tuple[Name, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: naming the first line that is wrong.
+        ValueError: a line is wrong; the message names the first wrong line.
     """
     rows = csv.reader(io.StringIO(read_text(path), newline=""))
     names: dict[str, Name] = {}
@@ -72,7 +72,7 @@ def find_vocabulary(captions: str) -> Vocabulary:
 
 
 def _find_problem(row: list[str], earlier: dict[str, Name]) -> str:
-    """Return why a row is not a name; empty if it is one."""
+    """Return why a row is not a name; empty if it is valid."""
     if len(row) != len(Name._fields):
         return f"{len(row)} columns, needed: {len(Name._fields)}"
     caption, *_, split = row

@@ -1,4 +1,4 @@
-"""Closed vocabularies of the words of captions."""
+"""Closed vocabularies of words in captions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from difflib import get_close_matches
 from functools import cached_property
 
 END = 1
-"""Number of the token after the last word; 0 is padding."""
+"""Id of the end token; 0 is padding."""
 MAX_LISTED = 60
 """Maximum number of words that a message lists."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words of a closed set of captions, numbered from 2 on.
+    """Words of a closed set of captions, with token ids from 2 on.
 
     Attributes:
-        name: name of the captions, for messages.
+        name: name of the vocabulary, for messages.
         words: all words, in lower case and without spaces.
-        longest: maximum tokens of a caption, its end included.
+        longest: maximum number of tokens of a caption, including the end token.
     """
 
     name: str
@@ -26,32 +26,32 @@ class Vocabulary:
     longest: int
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words, END + 1)}
+    def _ids(self) -> dict[str, int]:
+        return {word: token for token, word in enumerate(self.words, END + 1)}
 
     def __len__(self) -> int:
         return len(self.words) + END + 1
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the word numbers of a caption, followed by `END`.
+        """Return the token ids of a caption, followed by `END`.
 
         Raises:
             ValueError: a word is not in the vocabulary, or the caption is too long.
         """
         words = text.lower().split()
-        if unknown := [word for word in words if word not in self._numbers]:
+        if unknown := [word for word in words if word not in self._ids]:
             raise ValueError(
                 f"prompt {text!r}: the {self.name} vocabulary has no word {unknown[0][:40]!r}; "
                 f"{self._list_near(unknown[0])}"
             )
         if len(words) >= self.longest:
             raise ValueError(f"prompt {text!r}: {len(words)} words, at most {self.longest - 1} are allowed")
-        return [*(self._numbers[word] for word in words), END]
+        return [*(self._ids[word] for word in words), END]
 
     def tokenize_filled(self, text: str) -> list[int]:
-        """Return the numbers of a caption, filled with `END` to `longest`; raises the errors of `tokenize`."""
-        numbers = self.tokenize(text)
-        return [*numbers, *[END] * (self.longest - len(numbers))]
+        """Return the token ids of a caption, padded with `END` to `longest`; raises the errors of `tokenize`."""
+        ids = self.tokenize(text)
+        return [*ids, *[END] * (self.longest - len(ids))]
 
     def check(self, texts: Iterable[str]) -> None:
         """Check that all captions can be tokenized; raises the errors of `tokenize`."""

@@ -20,7 +20,7 @@ BACKGROUNDS: dict[str, int] = {"light": 232, "dark": 44}
 
 @dataclass(frozen=True)
 class Object:
-    """One shape: kind, colour name, centre and radius in pixels."""
+    """One shape: its name, its colour's name, and its centre and radius in pixels."""
 
     shape: str
     color: str
@@ -57,7 +57,7 @@ def _distance(shape: str, x: NDArray[np.floating], y: NDArray[np.floating], r: f
 
 
 def render(scene: Scene) -> NDArray[np.uint8]:
-    """Return the picture of a scene, uint8 [96, 96, 3], with edges antialiased over one pixel."""
+    """Return the RGB image of a scene, uint8 [96, 96, 3], with edges antialiased over one pixel."""
     image = np.full((SIDE, SIDE, 3), BACKGROUNDS[scene.background], np.float32)
     for item in scene.objects:
         top, left = (max(int(c - item.r) - 2, 0) for c in (item.y, item.x))

@@ -146,8 +146,8 @@ def test_bad_rewritten_prompts_are_one_error_that_names_key_and_file(tmp_path: P
     missing = r"has no text for 'single_object of a dog, take 0' \(2 of 9 prompts are missing\)"
     for content, complaint in (
         (json.dumps(lacking), missing),
-        (json.dumps({**every, "x": " "}), "not an object of texts by prompt"),
-        (json.dumps([*every]), "not an object of texts by prompt"),
+        (json.dumps({**every, "x": " "}), "not an object of strings by prompt"),
+        (json.dumps([*every]), "not an object of strings by prompt"),
         ('{"a": ', "cannot be read"),
     ):
         path.write_text(content)
@@ -221,7 +221,7 @@ def test_bad_folders_are_one_error_that_names_them(tmp_path: Path) -> None:
     for kind, place, complaint in (
         (Dpg, empty, "empty: contains no prompts"),
         (HpsV2, empty, r"empty: anime\.json is missing\. Get anime\.json"),
-        (HpsV2, styles, r"photo\.json: not a list of texts"),
+        (HpsV2, styles, r"photo\.json: not a JSON list of strings"),
         (Dpg, styles / "anime.json", r"anime\.json: is not a folder"),
         (Dpg, texts, "prompt 3 is empty"),
     ):
