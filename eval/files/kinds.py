@@ -75,11 +75,7 @@ READINGS = SampleKind(ReadingSet, ScoredText.encode, ScoredText.describe)
 
 @cache
 def list_kinds() -> Mapping[str, SampleKind]:
-    """Return all kinds of samples, plugins' included, by name.
-
-    Raises:
-        ConfigError: a plugin's entry is not a new `SampleKind`.
-    """
+    """Return all kinds of samples, plugins' included, by name; a ConfigError for a wrong entry of a plugin."""
     kinds = {known.kind: known for known in (IMAGES, TEXTS, READINGS)}
     for entry in entry_points(group=PLUGINS):
         added = entry.load()
@@ -90,11 +86,7 @@ def list_kinds() -> Mapping[str, SampleKind]:
 
 
 def find_kind(output: str) -> SampleKind:
-    """Return the kind of samples that a model's `output` names.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
+    """Return the kind of samples that a model's `output` names; a ConfigError if there is no such kind."""
     kinds = list_kinds()
     if output not in kinds:
         raise ConfigError(f"model: its output is {output}; kinds of samples are {', '.join(kinds)}")

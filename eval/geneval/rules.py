@@ -98,11 +98,7 @@ class Line:
 
     @classmethod
     def parse(cls, meta: Mapping[str, object]) -> "Line":
-        """Read a line of evaluation_metadata.jsonl.
-
-        Raises:
-            ValueError: a field is missing or malformed.
-        """
+        """Read a line of evaluation_metadata.jsonl; a ValueError if a field is missing or malformed."""
         try:
             line = cls(str(meta["tag"]), _clauses(meta.get("include")), _clauses(meta.get("exclude")))
         except (KeyError, ValueError) as error:

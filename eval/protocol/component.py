@@ -57,11 +57,7 @@ class Component:
         return (*self.files, *(file for part in self.parts for file in part.weights))
 
     def require(self) -> tuple[list[Path], dict[str, str]]:
-        """Return the paths of its own files and folders, and the hashes of all files by name.
-
-        Raises:
-            WeightError: a file is missing or its hash differs.
-        """
+        """Return the paths of own files and folders, and the hashes of their files by name; see `Weight.require`."""
         paths: list[Path] = []
         hashes: dict[str, str] = {}
         for file in self.files:
