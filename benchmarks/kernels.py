@@ -6,7 +6,6 @@ is SDPA (flash on a GPU) on the full cache. The last line sums the fastest paths
 
 python -m benchmarks kernels --device cuda --model infinity_2b [--budget 0.1] [--batch 8] [--repeats 5]
 python -m benchmarks kernels --device cuda --model infinity_2b --paths kernels/attention_paths.json
-python -m benchmarks kernels --model infinity_2b --floors 989 4800   (TFLOP/s, GB/s: no device, no times)
 """
 
 import argparse
@@ -19,7 +18,7 @@ import torch
 from benchmarks.support import floors
 from benchmarks.support.arguments import Option
 from benchmarks.support.build import build_model
-from benchmarks.support.floors import Ceilings, Ints
+from benchmarks.support.floors import Ceilings
 from benchmarks.support.kernel_cases import Case, Timer, measure_ceilings
 from benchmarks.support.table import Table
 from kvbench.core.budget import Budget
@@ -92,25 +91,9 @@ def write_paths(file: File, device: str, lines: list[dict[str, object]]) -> None
     file.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
 
 
-def show_floors(spec: ModelSpec, past: Ints, sequences: int, peak: Ceilings) -> None:
-    """Print the lower bounds of attention of a generation in 16 bits at given rates."""
-    full = np.broadcast_to(np.array([s.start for s in spec.segments])[:, None, None], past.shape)
-    print(f"{sequences} sequences, bf16, at {peak.flops / 1e12:g} TFLOP/s and {peak.bytes / 1e9:g} GB/s")
-    table = Table({"operations": ".3f", "bytes": ".3f"}, "ms per generation", 24)
-    for name, rows in (("attention, full cache", full), ("attention, HeatKV", past)):
-        works = [
-            floors.attention(s.length, rows[s.index] + s.length, spec.head_dim, sequences, 2)
-            for s in spec.segments
-        ]
-        table.add(name, *(1e3 * np.sum([peak.floors(work) for work in works], 0)))
-
-
 OPTIONS = {
     "device": "auto", "model": "infinity_tiny", "budget": "0.1", "batch": 8, "repeats": 20, "threads": None,
     "paths": Option(None, f"write the times into this table ({TABLE.name})", type=File),
-    "floors": Option(
-        None, "print lower bounds at these rates, without timing", nargs=2, type=float, metavar=("TFLOP/s", "GB/s")
-    ),
 }  # fmt: skip
 
 
@@ -132,10 +115,6 @@ def main(options: argparse.Namespace) -> None:
         f"the full cache's operations, at the last scale {floors.share_of_full(spec, past, slice(-1, None)):.4f}"
     )
     sequences = options.batch * spec.branches
-    if options.floors:
-        tera, giga = options.floors
-        show_floors(spec, past, sequences, Ceilings(1e12 * tera, 1e9 * giga))
-        return
     timer = Timer(options.device, options.repeats)
     dtype = torch.bfloat16 if timer.gpu else torch.float32
     name = torch.cuda.get_device_name(options.device) if timer.gpu else f"{torch.get_num_threads()} threads"

@@ -76,14 +76,9 @@ def main(options: argparse.Namespace) -> None:
             limits = find_limits(metric, np.concatenate(list(values.values())))
             order = sorted(values, key=lambda run, values=values: -float(values[run].mean()))
             name = f"{metric} of {Path(folder).name} at {budget}"
-            cases[name] = len(order), draw_rows(values, order), limits, None
-            if len(order) > 2:
-                cases[f"{name}, without the best"] = (
-                    len(order) - 1,
-                    draw_rows(values, order[1:]),
-                    limits,
-                    None,
-                )
+            for more, kept in (("", order), (", without the best", order[1:])):
+                if len(kept) > 1:
+                    cases[f"{name}{more}"] = len(kept), draw_rows(values, kept), limits, None
     table, rows = Table({f"{name:>20}": "" for name in COLUMNS[1:]}, COLUMNS[0], 56), [COLUMNS]
     for name, (methods, draw, own_limits, block) in cases.items():
         cells, limits = [str(methods)], (0.0, options.span) if options.span else own_limits

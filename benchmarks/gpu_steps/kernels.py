@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
 from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
@@ -22,7 +23,7 @@ from kvbench.kernels.group_norm import group_norm
 from kvbench.kernels.layout import Past, empty_layout, list_positions, place_rows
 from kvbench.kernels.modulate import EPSILON, modulate
 from kvbench.kernels.past_attention import attend_past
-from kvbench.kernels.planes import Codes, Plane, halve, read_plane
+from kvbench.kernels.planes import halve, read_plane
 from kvbench.kernels.qk_norm_rope import qk_norm_rope
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import ragged_attention
@@ -196,7 +197,10 @@ def check_codes(machine: Machine, shape: Shape, dtype: torch.dtype, form: Stored
     """Compare attention over codes with attention over the decoded numbers."""
     layout = equal_rows(len(shape.past), shape.past[0])
     drawn = make_plane(form, layout, shape.batch, shape.channels, block=min(256, shape.past[0]), rotated=True)
-    plane = _send(drawn, machine.device)
+    rotation = None if drawn.rotation is None else halve(drawn.rotation)
+    plane = tree_map(
+        lambda x: x.to(machine.device) if isinstance(x, Tensor) else x, drawn._replace(rotation=rotation)
+    )
     generator = torch.Generator().manual_seed(0)
     size = shape.batch, len(shape.past), shape.queries, shape.channels
     q = torch.randn(size, generator=generator).to(machine.device, dtype) * shape.channels**-0.5
@@ -209,25 +213,6 @@ def check_codes(machine: Machine, shape: Shape, dtype: torch.dtype, form: Stored
     require(error, BOUNDS[dtype], "relative error of the output")
     require(lse_error, LSE_BOUND, "error of the log-sum-exp")
     return {"error": error, "lse_error": lse_error}
-
-
-def _send(plane: Plane, device: str) -> Plane:
-    """Copy a plane to a device, with a rotation in 16 bits."""
-
-    def send(codes: Codes) -> Codes:
-        return codes._replace(
-            **{name: value.to(device) for name, value in codes._asdict().items() if isinstance(value, Tensor)}
-        )
-
-    layout = plane.layout
-    positions = layout.positions.to(device)
-    layout = equal_rows(len(layout.counts), layout.longest)._replace(positions=positions)
-    moved = {name: getattr(layout, name).to(device) for name in ("offsets", "lengths", "order", "places")}
-    rotation = None if plane.rotation is None else halve(plane.rotation).to(device)
-    return plane._replace(
-        layout=layout._replace(**moved), keys=send(plane.keys), values=send(plane.values),
-        positions=plane.positions.to(device), rotation=rotation,
-    )  # fmt: skip
 
 
 def check_rebuild(machine: Machine, make: Make) -> Figures:

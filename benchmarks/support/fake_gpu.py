@@ -59,7 +59,6 @@ def run(
     before: int = 0,
     record: "CountedReplays | None" = None,
     kind: Kind = "counter",
-    stored: str | None = None,
     variants: dict[str, Variant] | None = None,
 ) -> None:
     """Run one generation of a batch under a watch.
@@ -73,7 +72,6 @@ def run(
         before: generations before the one that is watched; the first builds a static method's tables.
         record: counts replays of steps, or of the scales recorded in the second generation; None runs all by launches.
         kind: kind of noise; `counter` is a GPU's.
-        stored: dtype of a low-bit cache, as for `open_cache`.
         variants: receives what every launch compiles, by source.
 
     Raises:
@@ -89,7 +87,7 @@ def run(
         stand_ins(rows.reshape(-1, rows.shape[2]), launched, variants),
     ):
         load(model)
-        cache = open_cache(model, method, CUDA, stored, record)
+        cache = open_cache(model, method, CUDA, record=record)
         for _ in range(before):
             with type(watch)():
                 model.generate(prompts, cache, make_noise_of(kind, batch))

@@ -156,17 +156,6 @@ def test_operations_and_bytes_of_a_dense_attention() -> None:
     assert work.bytes == 2 * sequences * 3 * dim * (2 * queries + 2 * keys)
 
 
-@pytest.mark.nightly
-def test_lower_bounds_are_those_of_the_published_order(tmp_path: Path) -> None:
-    text = output("kernels", tmp_path, "--floors", "989", "4800", "--model", "infinity_2b")
-    assert "published order of heads" in text
-    assert "0.4738 of the full cache's operations" in text
-    seen = sum(side**2 * sum(other**2 for other in MEGAPIXEL if other <= side) for side in MEGAPIXEL)
-    operations = 4 * seen * 2048 * 32 * 16  # width, layers, sequences
-    [line] = [line.split() for line in text.splitlines() if line.startswith("attention, full cache")]
-    assert float(line[3]) == pytest.approx(1e3 * operations / 989e12, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("model", "family"), [("infinity_tiny", "next-scale"), ("llamagen_tiny", "next-token")]
 )
