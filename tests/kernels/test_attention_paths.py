@@ -21,6 +21,7 @@ from tests.support.fake_gpus import Device, stand_in
 from tests.support.ragged_rows import make
 
 CPU = torch.device("cpu")
+UNMEASURED = "not measured at a comparable shape (python -m benchmarks kernels --paths)"
 
 
 @pytest.fixture
@@ -210,10 +211,7 @@ def test_the_nearest_measurement_decides(hopper: pytest.MonkeyPatch, tmp_path: P
         assert paths.choose_path(shape(4096, 90), CUDA) == "parts"  # 128 channels: by published rates
         reasons = dict(paths.explain_path(near, CUDA).others)
         assert reasons["kernel"] == "3 ms against 2 ms at the nearest measured shape"
-        assert (
-            reasons["varlen_cudnn"]
-            == "not measured at a comparable shape (python -m benchmarks kernels --paths)"
-        )
+        assert reasons["varlen_cudnn"] == UNMEASURED
         assert reasons["varlen_fa3"] == "flash_attn_interface is not installed"
         hopper.setattr(fused_attention, "_activate_fa3", lambda: None)
         assert paths.choose_path(near, CUDA) == "varlen_fa3"
@@ -239,8 +237,8 @@ def test_an_explanation_names_every_other_path(hopper: pytest.MonkeyPatch) -> No
     assert dict(choice.others) == {
         "products": "reads rows by length, for CPUs",
         "kernel": "saves less than 20 us by published rates",
-        "varlen_cudnn": "not measured at a comparable shape (python -m benchmarks kernels --paths)",
-        "varlen_flash": "not measured at a comparable shape (python -m benchmarks kernels --paths)",
+        "varlen_cudnn": UNMEASURED,
+        "varlen_flash": UNMEASURED,
         "varlen_fa3": "flash_attn_interface is not installed",
     }
     small = dict(paths.explain_path(shape(16, 400), CUDA).others)

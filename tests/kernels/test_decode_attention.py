@@ -1,18 +1,18 @@
 """New tokens over rows of unequal length, by a kernel and as arranged for torch, against double precision by rows."""
 
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from benchmarks.support.reference_attention import attention, rounding
 from kvbench.kernels import decode_attention as module
 from kvbench.kernels.decode_attention import Arrangement, decode_attention, decode_token, prepare_rows
-from kvbench.kernels.layout import Past, arrange_rows, place_rows
-from tests.support.ragged_rows import Case
+from kvbench.kernels.layout import Past, place_rows
+from tests.support.ragged_rows import Case, make
 from tests.support.triton_device import DEVICE, needs_loops, on_device, sharing
 
 # Interpreted, bfloat16 can be stored, but neither multiplied nor rounded to.
@@ -20,27 +20,11 @@ DTYPES = (torch.float32, torch.float16, *((torch.bfloat16,) if DEVICE == "cuda" 
 ROOM = 6
 
 
-def make(
-    batch: int, held: list[int], queries: int, channels: int, dtype: torch.dtype = torch.float32,
-    stored: torch.dtype | None = None, seed: int = 0, tokens: int = 1, device: str = DEVICE,
-) -> Case:  # fmt: skip
-    """Queries in a model's memory order, keys and values as parts of one product [batch, tokens, 2, rows, D].
-
-    Rows have free slots behind them, and every slot random numbers.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        numbers = torch.randn(*shape, generator=generator)
-        return (numbers.bfloat16() if stored == torch.bfloat16 else numbers).to(dtype).to(device)
-
-    rows, slots = len(held), torch.arange(max(held), device=device)
-    counts = torch.tensor(held, device=device)[:, None]
-    layout = arrange_rows(torch.where(slots < counts, slots, -1), held, ROOM)
-    k, v = normal(batch, tokens, 2, rows, channels).transpose(1, 3).unbind(2)
-    q = normal(batch, 1, rows, queries * tokens, channels)[:, 0]
-    keys, values = (normal(batch, layout.capacity, channels).to(stored or dtype) for _ in range(2))
-    return Case(q, k, v, Past(keys, values, layout))
+def make_steps(stored: torch.dtype | None, **given: Any) -> Case:
+    """Rows with free slots, and new keys and values that are stored as they are."""
+    case = make(stored=stored, free_slots=ROOM, **given)
+    k, v = (x.to(stored or x.dtype).to(x.dtype) for x in case[1:3])
+    return case._replace(k=k, v=v)
 
 
 @given(
@@ -57,7 +41,8 @@ def test_arranged_rows_attend_to_their_own_tokens(
     held: list[int], steps: list[int], batch: int, queries: int, arrangement: Arrangement | None,
     stored: torch.dtype | None, seed: int,
 ) -> None:  # fmt: skip
-    _, _, _, storage = make(batch, held, 1, 8, stored=stored, seed=seed, device="cpu")
+    like = {"batch": batch, "held": held, "channels": 8, "stored": stored, "device": "cpu"}
+    storage = make_steps(folds=1, tokens=1, seed=seed, **like).stored
     spans = [slice(start, start + n) for start, n in zip(storage.layout.offsets.tolist(), held, strict=True)]
     past = [[x[:, span].float() for x in storage[:2]] for span in spans]
     with pytest.MonkeyPatch.context() as patch:
@@ -67,7 +52,7 @@ def test_arranged_rows_attend_to_their_own_tokens(
     for step, end in zip(steps, accumulate(steps), strict=True):
         if end > ROOM:
             break
-        q, k, v, _ = make(batch, held, queries, 8, stored=stored, seed=seed + end, tokens=step, device="cpu")
+        q, k, v, _ = make_steps(folds=queries, tokens=step, seed=seed + end, **like)
         found = decode_attention(q, k, v, opened, filled, 0.4)
         filled = end
         for row in range(len(held)):
@@ -82,7 +67,7 @@ def test_arranged_rows_attend_to_their_own_tokens(
 @given(
     batch=st.integers(1, 2),
     held=st.lists(st.sampled_from((0, 1, 28, 31, 32, 60, 63, 64, 65, 130)), min_size=1, max_size=3),
-    queries=st.sampled_from((1, 2, 3, 4, 8)),
+    folds=st.sampled_from((1, 2, 3, 4, 8)),
     channels=st.sampled_from((24, 32, 64, 80, 100, 128)),
     dtype=st.sampled_from(DTYPES),
     stored=st.sampled_from((None, torch.float32, torch.float16, torch.bfloat16)),
@@ -95,7 +80,7 @@ def test_arranged_rows_attend_to_their_own_tokens(
 def test_a_token_attends_to_its_row_and_joins_it(
     held: list[int], dtype: torch.dtype, filled: int, share: int | None, scale: float, **given: object
 ) -> None:
-    check_token(make(held=held, dtype=dtype, **given), filled, share, scale)
+    check_token(make_steps(held=held, dtype=dtype, tokens=1, **given), filled, share, scale)
 
 
 def check_token(case: Case, filled: int, share: int | None, scale: float) -> None:
@@ -121,7 +106,7 @@ def check_token(case: Case, filled: int, share: int | None, scale: float) -> Non
 @needs_loops
 @pytest.mark.parametrize("share", [1, 3])
 def test_large_scores_do_not_overflow(share: int) -> None:
-    q, k, v, (keys, values, layout, _) = make(1, [70, 0], 4, 16)
+    q, k, v, (keys, values, layout, _) = make(1, [70, 0], 4, 1, 16, free_slots=ROOM)
     rows = place_rows(Past(keys * 30, values, layout), torch.tensor([0], device=DEVICE))
     with sharing(share), on_device():
         assert torch.isfinite(decode_token(q * 30, k * 30, v, rows, 1.0)).all()

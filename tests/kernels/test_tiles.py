@@ -10,8 +10,8 @@ from kvbench.kernels.attention_mass import attention_mass
 from kvbench.kernels.past_attention import attend_past
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import ragged_attention
-from tests.kernels import test_decode_attention as decode_cases
 from tests.kernels import test_quantised_attention as planes
+from tests.kernels.test_decode_attention import check_token
 from tests.support.fake_gpus import Device
 from tests.support.ragged_rows import HALF, check, check_mass, make
 from tests.support.triton_device import needs_loops, on_device, sharing
@@ -53,8 +53,8 @@ def test_a_tile_agrees_with_double_precision(
     few = queries <= 16
     held = [2 * keys + 3, keys, *[0] * few]
     if kernel == "decode":
-        one = decode_cases.make(2, held, 1 if queries == 1 else 5, 24, HALF)
-        decode_cases.check_token(one, filled=2, share=2, scale=0.3)
+        one = make(2, held, 1 if queries == 1 else 5, 1, 24, dtype=HALF, free_slots=3)
+        check_token(one, filled=2, share=2, scale=0.3)
     elif kernel == "quantised":
         shape = planes.Shape(4, 4, "channel", "slot", True, 1, 1 + few, held, queries + queries // 8, 24)
         generator = torch.Generator().manual_seed(0)

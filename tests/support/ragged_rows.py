@@ -55,12 +55,14 @@ def make(
     stored: torch.dtype | None = None,
     strided: bool = True,
     apart: bool = False,
+    free_slots: int = 0,
     seed: int = 0,
     device: str = DEVICE,
 ) -> Case:
     """Queries, keys and values as views of one product [batch, tokens, 3, rows, D] if strided, else contiguous.
 
-    Sequences share a layout of rows that hold `held` slots, or each has rows of its own if `apart`.
+    Sequences share a layout of rows that hold `held` slots, or each has rows of its own if `apart`. Free slots behind
+    rows have random numbers, too.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -76,8 +78,9 @@ def make(
     lengths = [length + 3 * number for number in range(batch) for length in held] if apart else held
     keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     empty = empty_layout(len(lengths), device)
-    layout, _ = source_table(empty, keep.to(device), list_positions(empty, 0, max(lengths)), max(lengths))
-    shape = (1 if apart else batch, sum(lengths), channels)
+    positions = list_positions(empty, 0, max(lengths))
+    layout, _ = source_table(empty, keep.to(device), positions, max(lengths), free_slots)
+    shape = (1 if apart else batch, layout.capacity, channels)
     keys, values = (normal(*shape).to(stored or dtype) for _ in range(2))
     return Case(q, k, v, Past(keys, values, layout))
 
