@@ -112,7 +112,8 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _same_dice_and_threads() -> None:
     """What a test draws without a seed of its own, and how many threads compute it, does not depend on others."""
-    torch.manual_seed(0)
+    # `torch.manual_seed` writes a stack trace for each kind of device that is not there.
+    (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(0)
     torch.set_num_threads(1)  # a training sets more, which would wait busily for each other from then on
 
 
