@@ -150,11 +150,24 @@ class Comparison(Shown):
     @cached_property
     def frame(self) -> "pl.DataFrame":
         """Differences with the ends `low` and `high` of their intervals, a row for each run and metric."""
-        rows = [
-            {**_describe(one), "metric": name, **_describe_metric(metric)}
-            for one in self.differences
-            for name, metric in one.metrics.items()
-        ]
+        rows: list[dict[str, object]] = []
+        for one in self.differences:
+            ours, other = one.run.results, one.to.results
+            about = {
+                "model": ours.model,
+                "method": ours.method,
+                "to_method": other.method,
+                "budget": round(ours.memory.budget, 6),
+                "budget_unit": ours.memory.budget_unit,
+                "seed": ours.setting("seed"),
+                "run": ours.run,
+                "to_run": other.run,
+            }
+            for name, metric in one.metrics.items():
+                low, high = metric.ci95 or (None, None)
+                kind = {"n": metric.n, "unit": metric.unit, "better": metric.better, "detail": metric.detail}
+                value = {"difference": metric.value, "low": low, "high": high}
+                rows.append({**about, "metric": name, **value, **kind})
         return import_polars().DataFrame(rows, infer_schema_length=None)
 
     def _list_rows(self) -> tuple[str, list[Row]]:
@@ -308,23 +321,3 @@ def _has(runs: Sequence[Run], name: str) -> bool:
 def _choose_shown(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Return the metrics with a value, without details."""
     return {name: one for name, one in metrics.items() if one.value is not None and not one.detail}
-
-
-def _describe(one: Difference) -> dict[str, object]:
-    ours, other = one.run.results, one.to.results
-    return {
-        "model": ours.model,
-        "method": ours.method,
-        "to_method": other.method,
-        "budget": round(ours.memory.budget, 6),
-        "budget_unit": ours.memory.budget_unit,
-        "seed": ours.setting("seed"),
-        "run": ours.run,
-        "to_run": other.run,
-    }
-
-
-def _describe_metric(metric: Metric) -> dict[str, object]:
-    low, high = metric.ci95 or (None, None)
-    named = {"n": metric.n, "unit": metric.unit, "better": metric.better, "detail": metric.detail}
-    return {"difference": metric.value, "low": low, "high": high, **named}

@@ -7,10 +7,11 @@ import os
 import re
 import reprlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache
 from inspect import isabstract
+from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
@@ -58,6 +59,23 @@ class Range:
         bounds = f"{'above' if self.above else 'of at least'} {self.least}"
         bounds += "" if self.most == math.inf else f" and at most {self.most}"
         return f"{bounds}, odd" if self.odd else bounds
+
+
+Rule = tuple[str, bool, str]
+"""A key, whether its value is wrong, and the problem or remedy, which the types of keys cannot say."""
+
+
+def check_rules(rules: Iterable[Rule], owner: object, prefix: str = "") -> None:
+    """Check the values of an object, whose attributes the keys of the rules name, below a prefix.
+
+    Raises:
+        ConfigError: names the first wrong key and its value.
+    """
+    for key, is_wrong, problem in rules:
+        if is_wrong:
+            given = attrgetter(key)(owner)
+            shown = show(list(given) if isinstance(given, tuple) else given)
+            raise ConfigError(f"{prefix}{key}={shown}: {problem}")
 
 
 def check_range(key: str, value: int, min_: int, max_: int) -> None:

@@ -15,9 +15,11 @@ from kvbench.core.config import (
     MAX_SEED,
     ConfigError,
     Range,
+    Rule,
     check_file,
     check_objects,
     check_part,
+    check_rules,
     show,
 )
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, StorageConfig
@@ -203,13 +205,10 @@ class SweepSettings:
     pack: str | None = None
 
     def __post_init__(self) -> None:
-        if self.pack == "":
-            raise ConfigError("sweep.pack is empty; name a folder, such as sweep.pack=published/mine")
-        if self.name is not None and not re.fullmatch(r"\w[\w.-]{0,99}", self.name):
-            raise ConfigError(
-                f"sweep.name={self.name}: must be up to 100 letters, digits, dots, hyphens or underscores, a letter or "
-                "digit first"
-            )
+        is_name = self.name is None or re.fullmatch(r"\w[\w.-]{0,99}", self.name)
+        form = "must be up to 100 letters, digits, dots, hyphens or underscores, a letter or digit first"
+        place = "names no folder; name one, such as sweep.pack=published/mine"
+        check_rules((("pack", self.pack == "", place), ("name", not is_name, form)), self, "sweep.")
 
 
 @dataclass(frozen=True)
@@ -316,14 +315,10 @@ class Settings:
         for key, suffixes in OUTPUT_FILES.items():
             if (file := attrgetter(key)(self)) is not None:
                 check_file(key, file, *suffixes)
-        for key, is_wrong, problem in self._list_rules():
-            if is_wrong:
-                given = attrgetter(key)(self)
-                shown = show(list(given) if isinstance(given, tuple) else given)
-                raise ConfigError(f"{key}={shown}: {problem}")
+        check_rules(self._list_rules(), self)
 
-    def _list_rules(self) -> Sequence[tuple[str, bool, str]]:
-        """Return what the types of keys cannot say: a key, whether its value is wrong, and the problem or remedy."""
+    def _list_rules(self) -> Sequence[Rule]:
+        """Return the rules of all settings but storage and names of sweeps, which have their own."""
         storage, profile, report, shard = self.storage, self.profile, self.report, self.shard
         methods, metrics = self.methods, report.metrics or ()
         is_gpu, is_coded = self.device.startswith("cuda"), self.cache_dtype.startswith("int")

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from kvbench.core.config import ConfigError
+from kvbench.core.config import Range, Rule, check_rules
 
 CODE_DTYPES = {"int8": 8, "int4": 4, "int3": 3, "int2": 2, "fp8": 8}
 """Bits of a number by low-bit `cache_dtype`."""
@@ -42,34 +42,27 @@ class StorageConfig:
 
     keys: Literal["channel", "token", "codebook", "rotated", "fp8"] = "channel"
     values: Literal["token", "channel", "codebook", "rotated", "fp8"] = "token"
-    group: int | None = None
-    residual: int = 0
+    group: Annotated[int, Range(1)] | None = None
+    residual: Annotated[int, Range(0)] = 0
     before_rotation: bool = True
     key_bits: int | None = None
     value_bits: int | None = None
-    exempt: int = 0
+    exempt: Annotated[int, Range(0)] = 0
 
     def __post_init__(self) -> None:
-        if self.group is not None and self.group < 1:
-            raise ConfigError(f"storage.group={self.group}: must be at least 1, or null for a whole segment")
-        for name in ("residual", "exempt"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"storage.{name}={value}: must be at least 0")
-        for name, coding in (("key", self.keys), ("value", self.values)):
-            bits, choices = getattr(self, f"{name}_bits"), CODING_BITS.get(coding, LEVELS)
-            if bits is not None and bits not in choices:
-                raise ConfigError(
-                    f"storage.{name}_bits={bits}: with storage.{name}s={coding} must be one of "
-                    f"{', '.join(map(str, choices))}"
-                )
-        if self.key_bits == self.value_bits == 16:
-            raise ConfigError(
-                "storage.key_bits=16, storage.value_bits=16: nothing is quantised; set cache_dtype=auto, without them"
-            )
-        if self.keys == "rotated" and self.before_rotation:
-            raise ConfigError(
-                "storage.keys=rotated: keys are rotated after RoPE; set storage.before_rotation=false"
-            )
+        rules: list[Rule] = []
+        for name, coding, bits in (
+            ("key", self.keys, self.key_bits),
+            ("value", self.values, self.value_bits),
+        ):
+            choices = CODING_BITS.get(coding, LEVELS)
+            allowed = f"with storage.{name}s={coding} must be one of {', '.join(map(str, choices))}"
+            rules.append((f"{name}_bits", bits is not None and bits not in choices, allowed))
+        none = "with storage.value_bits=16 nothing is quantised; set cache_dtype=auto, without both"
+        after = "keys are rotated after RoPE; set storage.before_rotation=false"
+        rules.append(("key_bits", self.key_bits == self.value_bits == 16, none))
+        rules.append(("keys", self.keys == "rotated" and self.before_rotation, after))
+        check_rules(rules, self, "storage.")
 
 
 def select_used(storage: Mapping[str, object], cache_dtype: str) -> dict[str, object]:

@@ -78,8 +78,8 @@ def _read_finished(job: Job, obstacle: str) -> Outcome:
     """
     if all(path is None or path.is_file() for path in find_used_files(job)):
         folder = _locate(job, identify(job, calibrate_job(job)), make=False)
-        known, settings = read_finished(folder.path), job.section("eval")
-        if known and not find_pending(job.evaluators, settings, read_inputs(job, folder), known):
+        known = read_finished(folder.path)
+        if is_scored(job, folder, known):
             open_samples(folder.path)
             return Outcome(folder.path, known, reused=True)
     raise ConfigError(
@@ -95,8 +95,10 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
     opened(folder.path, len(job.prompts))
     known, whole = read_results(folder.path), folder.is_whole(len(job.prompts), read=job.is_leader)
     folder.note("running")
-    if whole and (outcome := _reuse(job, folder, known)) is not None:
-        return outcome
+    if whole and is_scored(job, folder, known):
+        return Outcome(folder.path, known, reused=True)
+    if whole and not job.is_leader:
+        return Outcome(folder.path, None)
     with noting_failures(folder):
         reference = None if job.is_reference else _complete(job.reference, opened).folder
         if not whole and job.is_leader:
@@ -221,12 +223,10 @@ def _is_whole_yaml(path: Path) -> bool:
         return False
 
 
-def _reuse(job: Job, folder: RunFolder, known: Results | None) -> Outcome | None:
-    """Return the outcome of a run with all samples if this process has nothing left to do; None otherwise."""
-    settings = job.section("eval")
-    if known and not find_pending(job.evaluators, settings, read_inputs(job, folder), known):
-        return Outcome(folder.path, known, reused=True)
-    return None if job.is_leader else Outcome(folder.path, None)
+def is_scored(job: Job, folder: RunFolder, known: Results | None) -> bool:
+    """Return whether a run's known results have all of its evaluators, as they are now."""
+    evaluators, settings = job.evaluators, job.section("eval")
+    return known is not None and not find_pending(evaluators, settings, read_inputs(job, folder), known)
 
 
 @contextmanager

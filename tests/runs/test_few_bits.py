@@ -144,7 +144,7 @@ def test_exempt_layers_allow_what_fits_although_it_is_not_sure_to(tmp_path: Path
         ("int4", {"key_bits": 5}, "storage.key_bits=5: with .*channel must be one of 16, 8, 4, 3, 2"),
         ("int4", {"keys": "fp8", "key_bits": 4}, "storage.key_bits=4: with storage.keys=fp8 must be one of 8"),
         ("int4", {"key_bits": True}, "storage.key_bits=true: must be a whole number or null"),
-        ("int4", {"exempt": -1}, "storage.exempt=-1: must be at least 0"),
+        ("int4", {"exempt": -1}, "storage.exempt=-1: must be a whole number of at least 0"),
         ("int4", {"exempt": None}, "storage.exempt=null: must be a whole number"),
         ("auto", {"key_bits": 4}, "storage.key_bits=4: cache_dtype=auto stores no codes; set cache_dtype=int4"),
         ("fp8", {"value_bits": 4}, "storage.value_bits=4: cache_dtype=fp8 stores no codes"),

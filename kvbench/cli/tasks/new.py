@@ -45,8 +45,11 @@ def new(words: Sequence[str]) -> None:
         raise ConfigError(f"{' '.join(('new', *words))}: not a kind and a name; {USAGE}")
     kind, name = words
     _check_name(kind, name)
-    place = find_place(Path()) if kind == "method" else describe_package(name)
-    templates = METHOD_FILES if kind == "method" else PACKAGE_FILES | METHOD_FILES
+    if kind == "method":
+        place, templates = find_place(Path()), METHOD_FILES
+    else:
+        folders = {"code": f"{name}/{name}", "conf": f"{name}/{name}/conf", "tests": f"{name}/tests"}
+        place, templates = {"package": name, "command": "kvbench", **folders}, PACKAGE_FILES | METHOD_FILES
     for path in write_files(templates, name, place):
         say(f"wrote: {path}")
     install = f"pip install -e {name}; " if kind == "package" else ""
@@ -75,13 +78,6 @@ def find_place(folder: Path) -> Place:
         ) from None
     code = package.replace(".", "/")
     return {"package": package, "code": code, "conf": f"{code}/conf", "tests": "tests", "command": "kvbench"}
-
-
-def describe_package(name: str) -> Place:
-    """Return where the first method of a new package goes."""
-    code = f"{name}/{name}"
-    folders = {"code": code, "conf": f"{code}/conf", "tests": f"{name}/tests"}
-    return {"package": name, "command": "kvbench", **folders}
 
 
 def write_files(templates: Mapping[str, str], name: str, place: Place) -> list[Path]:

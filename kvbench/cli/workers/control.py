@@ -42,13 +42,18 @@ def control(folder: Path, verb: str, run: str | int | None = None) -> str:
     Raises:
         ConfigError: no run has the name, or the verb takes no run.
     """
-    if verb in (verbs := {"pause": _pause, "resume": _resume, "stop": _stop}):
+    if verb in ("pause", "resume", "stop"):
         if run is not None:
             raise ConfigError(f"work.run={run}: only for work.do=drop and work.do=requeue; leave it out")
-        return verbs[verb](folder)
+        return f"{folder}: {_hold(folder, verb)}"
     entries = read_entries(folder)
     if verb == "drop":
-        return _drop(folder, find_runs(entries, run))
+        dropped = find_runs(entries, run)
+        for entry in dropped:
+            drop_of(folder, entry.number).touch()
+        return (
+            f"{folder}: dropped {_describe(dropped)}; work.do=requeue with the same work.run brings it back"
+        )
     if run is not None:
         return _requeue(folder, find_runs(entries, run))
     line, hosts = _requeue(folder, [e for e in entries if e.outcome == "failed"]), readmit_hosts(folder)
@@ -98,29 +103,19 @@ def read_hold(folder: Path, since: float = 0.0) -> Literal["pause", "stop"] | No
         return None
 
 
-def _pause(folder: Path) -> str:
+def _hold(folder: Path, verb: str) -> str:
+    """Pause, resume or stop the workers of a sweep and return its state."""
     was_paused = read_hold(folder) == "pause"
-    write_whole(folder / HELD, "")
-    state = "is paused already" if was_paused else "paused: workers stop after their blocks"
-    return f"{folder}: {state}; resume with work.do=resume"
-
-
-def _resume(folder: Path) -> str:
-    if read_hold(folder) != "pause":
-        return f"{folder}: is not paused"
-    (folder / HELD).unlink(missing_ok=True)
-    return f"{folder}: resumed"
-
-
-def _stop(folder: Path) -> str:
-    write_whole(folder / HELD, f"{STOP}\n")
-    return f"{folder}: stopped: workers end after their blocks; run the command that started them again to resume"
-
-
-def _drop(folder: Path, entries: Sequence[JobStatus]) -> str:
-    for entry in entries:
-        drop_of(folder, entry.number).touch()
-    return f"{folder}: dropped {_describe(entries)}; work.do=requeue with the same work.run brings it back"
+    if verb == "pause":
+        write_whole(folder / HELD, "")
+        state = "is paused already" if was_paused else "paused: workers stop after their blocks"
+        return f"{state}; resume with work.do=resume"
+    if verb == "stop":
+        write_whole(folder / HELD, f"{STOP}\n")
+        return "stopped: workers end after their blocks; run the command that started them again to resume"
+    if was_paused:
+        (folder / HELD).unlink(missing_ok=True)
+    return "resumed" if was_paused else "is not paused"
 
 
 def _requeue(folder: Path, entries: Sequence[JobStatus]) -> str:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvbench.core.config import ConfigError
+from kvbench.core.config import ConfigError, check_rules
 from kvbench.core.files import hash_content, read_text
 from kvbench.eval.files.kinds import IMAGES, TEXTS, find_stored_kind
 from kvbench.eval.files.pictures import open_picture
@@ -51,12 +51,12 @@ class Tracker(ABC):
     images: int = 32
 
     def __post_init__(self) -> None:
-        if self.images < 0:
-            raise ConfigError(f"images={self.images}: must be at least 0")
-        if not self.project.strip():
-            raise ConfigError("logger.project='': must be a name")
-        if self.name is not None and not slug(self.name):
-            raise ConfigError(f"logger.name={self.name!r}: must have a letter or digit")
+        rules = (
+            ("images", self.images < 0, "must be at least 0"),
+            ("project", not self.project.strip(), "must be a name"),
+            ("name", self.name is not None and not slug(self.name), "must have a letter or digit"),
+        )
+        check_rules(rules, self, "logger.")
 
     @classmethod
     def check_installed(cls) -> None:
