@@ -15,6 +15,8 @@ from kvbench.core.suggestions import suggest
 FOLDER = Path(__file__).resolve().parents[1] / "conf" / "eval"
 LOOKUP_TARGETS = ("hydra.utils.get_class", "hydra.utils.get_method", "hydra.utils.get_object")
 """Targets that import the object named by `path` without calling it."""
+KEY = re.compile(r"^[^#\s]", re.MULTILINE)
+"""Beginning of a line that is neither a comment nor part of a group."""
 
 Settings = dict[str, Any]
 
@@ -22,10 +24,7 @@ Settings = dict[str, Any]
 def describe_metrics() -> dict[str, str]:
     """Return the first comment of each file, by name of the metric or group."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in _list_files()}
-    holds_keys = re.compile("^[^#\\s]", re.MULTILINE)
-    opening = {
-        name: text.partition("\n")[0] for name, text in sorted(texts.items()) if holds_keys.search(text)
-    }
+    opening = {name: text.partition("\n")[0] for name, text in sorted(texts.items()) if KEY.search(text)}
     return {name: line.removeprefix("# ") if line.startswith("# ") else "" for name, line in opening.items()}
 
 

@@ -4,6 +4,7 @@ The table over calibrations has means over runs that differ in their calibration
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 
 from rich.console import Console
@@ -113,12 +114,13 @@ def _find_key(run: Results, members: Mapping[str, Results]) -> tuple[object, ...
 def choose_calibrated(runs: Sequence[Results]) -> list[Results]:
     """Return the `combine_seeds` runs over several calibrations, and those without a calibration at their budgets."""
     rows = [run for run in order_runs(runs) if not is_full(run)]
-    budgets = {(find_conditions(run), run.memory.allowed) for run in rows if count_seeds(run)[1] > 1}
+    places = [(find_conditions(run), run.memory.allowed) for run in rows]
+    several = [count_seeds(run)[1] > 1 for run in rows]
+    budgets = {*compress(places, several)}
     return [
         run
-        for run in rows
-        if count_seeds(run)[1] > 1
-        or (not is_calibrated(run) and (find_conditions(run), run.memory.allowed) in budgets)
+        for run, place, is_spread in zip(rows, places, several, strict=True)
+        if is_spread or (not is_calibrated(run) and place in budgets)
     ]
 
 

@@ -111,7 +111,7 @@ def test_the_callers_own_run_stays_open(home: Path, tmp_path: Path) -> None:
             {"space": "me/runs"},
             r"logger\.space=me/runs: the Hub knows no user here; run `hf auth login`, or set",
         ),
-        ({"project": " "}, r"logger\.project='': must be a name"),
+        ({"project": " "}, r"logger\.project= : must be a name"),
         ({"images": -1}, r"images=-1: must be at least 0"),
     ],
 )

@@ -226,8 +226,8 @@ def test_long_names_arrive(tmp_path: Path, offline_wandb: None) -> None:
         ({"project": "a" * 129}, {}, r"logger\.project=a+: Invalid project name 'a+': exceeded 128"),
         ({}, {"WANDB_MODE": "of"}, r"logger=wandb: WANDB_MODE: Input should be 'online', 'offline'"),
         ({}, {"WANDB_TAGS": "a" * 65}, r"logger=wandb: WANDB_TAGS: Value error, Tag 'a+\.\.\.a+' is 65"),
-        ({"project": " "}, {}, r"logger\.project='': must be a name"),
-        ({"name": ""}, {}, r"logger\.name='': must have a letter or digit"),
+        ({"project": " "}, {}, r"logger\.project= : must be a name"),
+        ({"name": ""}, {}, r"logger\.name=: must have a letter or digit"),
         ({"images": -1}, {}, r"images=-1: must be at least 0"),
     ],
 )
