@@ -125,8 +125,10 @@ def make_plan(
     """
     spec, needs = model.spec, method.needs()
     spec = spec if longest is None else spec.with_prompt(longest)
-    observed = isinstance(needs, Observer)
-    blank = _make_blank(needs, spec) if isinstance(needs, Observer) else None
+    blank = None
+    if isinstance(needs, Observer):
+        needs.prepare(spec)
+        blank = Artifact(needs.kind, needs.average())  # of a calibration without prompts: zeros
     if packing is not None:
         budget = fit_budget(method, spec, budget, blank, packing)
     method.prepare(spec, budget, blank)
@@ -173,7 +175,7 @@ def make_plan(
         contents,
         list_steps(spec, at_once=scored is not None),
         scored or (spec.drawn_tokens if spec.writes_text else 1),
-        "not needed" if needs is None else "none, heads and layers in order" if observed else str(needs),
+        "not needed" if needs is None else "none, heads and layers in order" if blank else str(needs),
     )
 
 
@@ -256,11 +258,9 @@ def _bound_packed_reads(model: Model, method: Method, lengths: Ints, packing: Pa
     return bound_planned_bytes(method.spec, packing, lengths) + index * lengths.sum(2)
 
 
-def count_generation_bytes(
-    spec: ModelSpec, lengths: Ints, activations: int, batch: int, itemsize: int = 2
-) -> int:
-    """Return the peak bytes of a generation without weights: the ring of keys and values, and `activations`."""
-    return batch * spec.branches * itemsize * spec.head_dim * predict_ring_slots(spec, lengths) + activations
+def count_ring_bytes(spec: ModelSpec, lengths: Ints, batch: int, itemsize: int = 2) -> int:
+    """Return the bytes of a generation's ring of keys and values; values have `itemsize` bytes."""
+    return batch * spec.branches * itemsize * spec.head_dim * predict_ring_slots(spec, lengths)
 
 
 def find_largest_batch(model: Model, lengths: Ints, gpu_gib: float, itemsize: int = 2) -> int:
@@ -269,7 +269,7 @@ def find_largest_batch(model: Model, lengths: Ints, gpu_gib: float, itemsize: in
     `lengths` are the tokens of each row after each cached segment, int64 [K - 1, L, H]; values have `itemsize` bytes.
     """
     free = gpu_gib * 1024 * MIB - 2 * model.parameters
-    per_prompt = count_generation_bytes(model.spec, lengths, 0, 1, itemsize)
+    per_prompt = count_ring_bytes(model.spec, lengths, 1, itemsize)
     batches = range(1, max(0, int(free // per_prompt)) + 1)
 
     def count(batch: int) -> float:
@@ -303,9 +303,3 @@ def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:
         )
     except OSError as error:
         raise ConfigError(f"plan.export={path}: cannot be written ({error})") from None
-
-
-def _make_blank(observer: Observer, spec: ModelSpec) -> Artifact:
-    """Return the artifact of a calibration without prompts: zeros."""
-    observer.prepare(spec)
-    return Artifact(observer.kind, observer.average())

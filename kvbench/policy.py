@@ -78,9 +78,7 @@ def tabulate_precisions(spec: ModelSpec, method: Method) -> dict[str, Tensor]:
         for segment in spec.segments[:-1]
     ]
     tables = {
-        name: torch.tensor(
-            [[[getattr(precision, name) for precision in row] for row in rows] for rows in precisions]
-        )
+        name: torch.tensor([[[getattr(head, name) for head in row] for row in rows] for rows in precisions])
         for name in ("bits", "shared")
     }
     return tables | {"bits": tables["bits"].byte()}

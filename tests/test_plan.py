@@ -11,7 +11,7 @@ from benchmarks.support.device_watch import DeviceWatch
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.schedule import predict_ring_slots, predict_row_lengths
 from kvbench.methods.full import Full
-from kvbench.plan import count_generation_bytes, find_largest_batch
+from kvbench.plan import count_ring_bytes, find_largest_batch
 
 SHALLOW = ("model.transformer.depth=2", "model.transformer.block_chunks=1")
 GIB = 2**30
@@ -59,7 +59,7 @@ def peak_and_plan(overrides: Sequence[str], batch: int, monkeypatch: pytest.Monk
     lengths = predict_row_lengths(model.spec, method)
     assert lengths is not None
     activations = model.activation_bytes(batch)
-    planned = count_generation_bytes(model.spec, lengths, activations, batch)
+    planned = count_ring_bytes(model.spec, lengths, batch) + activations
     return watch.peak, max(planned, model.decoding_bytes(batch))
 
 
@@ -90,8 +90,7 @@ def test_bytes_of_a_generation_by_hand(branches: int, itemsize: int) -> None:
     assert lengths is not None
     ring = predict_ring_slots(spec, lengths)
     assert ring >= 2 * 2 * 3 * 5  # at least keys and values of all that is cached
-    needed = count_generation_bytes(spec, lengths, 1000, 4, itemsize)
-    assert needed == 4 * branches * ring * 8 * itemsize + 1000
+    assert count_ring_bytes(spec, lengths, 4, itemsize) == 4 * branches * ring * 8 * itemsize
 
 
 @pytest.mark.parametrize("gpu_gib", [1, 3.5, 8, 20, 141])
@@ -104,7 +103,7 @@ def test_the_largest_batch_still_fits(name: str, gpu_gib: float, monkeypatch: py
 
     def total(batch: int) -> int:
         activations = model.activation_bytes(batch)
-        needed = count_generation_bytes(model.spec, lengths, activations, batch)
+        needed = count_ring_bytes(model.spec, lengths, batch) + activations
         return 2 * model.parameters + max(needed, model.decoding_bytes(batch))
 
     largest = find_largest_batch(model, lengths, gpu_gib)

@@ -72,6 +72,7 @@ def make_document(
     if chosen is None:
         cache.save()
         drifts.save()
+    generator = np.random.default_rng(SEED).bit_generator.state["state"]
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
@@ -79,7 +80,7 @@ def make_document(
         "failed": explain_mark(*TASKS),
         "wellUsed": WELL_USED,
         "quantiles": _tabulate_quantiles(),
-        "generator": _describe_generator(),
+        "generator": {name: str(generator[name]) for name in ("state", "inc")},  # integers of 128 bits
         "palette": {"light": COLOURS, "dark": DARK_COLOURS},
         "styles": {
             label: {"colour": COLOURS.index(colour), "marker": marker}
@@ -158,9 +159,7 @@ def _tabulate_quantiles() -> dict[str, object]:
 
     Linear interpolation between them is accurate to four digits.
     """
-    first = 1 / (
-        NORMAL_CLUSTERS - 1.001
-    )  # from `NORMAL_CLUSTERS` on, the quantile is the normal distribution's
+    first = 1 / (NORMAL_CLUSTERS - 1.001)  # from `NORMAL_CLUSTERS` on it is the normal distribution's
     step = (1 / MIN_FREEDOM - first) / QUANTILES
     inverses = [first + index * step for index in range(QUANTILES + 1)]
     return {
@@ -168,12 +167,6 @@ def _tabulate_quantiles() -> dict[str, object]:
         "step": step,
         "logarithms": [round(math.log(find_quantile(1 / inverse + 1)), 9) for inverse in inverses],
     }
-
-
-def _describe_generator() -> dict[str, str]:
-    """Return the state of the generator that draws resamples, integers of 128 bits as strings."""
-    state = np.random.default_rng(SEED).bit_generator.state["state"]
-    return {name: str(state[name]) for name in ("state", "inc")}
 
 
 def _describe_run(

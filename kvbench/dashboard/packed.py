@@ -25,10 +25,9 @@ MAX_UINT16 = 65535
 def pack_reading(path: Path, prompt: object, pool: Pool) -> dict[str, object] | None:
     """Return a record of forced decoding, or None if its file is missing or damaged.
 
-    `kl` is float32 [tokens] in base64, little-endian, and `unit` the record's. `given`, `words` and `full` are indices
-    in the pool, as runs of the same texts share them: the end of the given characters, the scored tokens (for an image
-    blank cells with line ends after rows), and the full cache's top-1 tokens. `others` has the method's top-1 token by
-    position where it differs.
+    `kl` is float32 [tokens] in base64, little-endian. `given` (end of the given characters), `words` (scored tokens; of
+    an image blank cells with line ends after rows) and `full` (the full cache's top-1 tokens) are indices in the pool,
+    as runs share them. `others` has the method's top-1 token by position where it differs.
     """
     try:
         record = ScoredText.read(path)

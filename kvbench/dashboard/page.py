@@ -36,14 +36,10 @@ def write_dashboard(
     chosen: Sequence[Path] | None = None,
     added: LoadedDatasets = NO_DATASETS,
 ) -> Path:
-    """Write dashboard.html and return its path.
+    """Write dashboard.html into `output`, by default into `runs_dir`, and return its path.
 
-    Args:
-        runs_dir: folder of the runs; the page links their images by relative path.
-        output: folder of the page; None for `runs_dir`.
-        reload: seconds after which a browser reloads the page; None for never.
-        chosen: run folders to show; None for all.
-        added: datasets, whose runs are shown beside those of `runs_dir`.
+    The page links images of runs by relative path, and reloads itself after `reload` seconds; None for never. It shows
+    the run folders `chosen`, by default all, and the datasets `added`.
 
     Raises:
         ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file was changed.

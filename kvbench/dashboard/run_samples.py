@@ -86,14 +86,14 @@ class SamplesCache:
     def _find_drawn(self, digest: str, folder: Path) -> Drawn:
         """Return prompts and seeds, the same object for all runs that share them."""
         if digest not in self._drawn:
-            pairs = self._kept.get(f"drawn {digest}", (), lambda: _list_drawn(_read_records(folder)))
+            pairs = self._kept.get(f"drawn {digest}", (), lambda: _list_drawn(_by_index(folder / RECORDS)))
             self._drawn[digest] = tuple((prompt, seed) for prompt, seed in pairs)
         return self._drawn[digest]
 
 
 def read_added(folder: Path, entry: AddedRun) -> RunSamples:
     """Return the samples of a run of a dataset, whose values are in the dataset's table; groups are not published."""
-    records = _read_records(folder)
+    records = _by_index(folder / RECORDS)
     rows = {index: row for index, row in entry.rows.items() if index in records}
     columns = {name: _make_column(rows, name) for name in entry.results.metrics}
     return RunSamples(
@@ -117,7 +117,7 @@ def _list_stems(run: Results) -> dict[str, list[str]]:
 
 
 def _make_entry(folder: Path, stems: Mapping[str, list[str]]) -> dict[str, object]:
-    kind, records = (find_stored_kind(folder) or IMAGES).kind, _read_records(folder)
+    kind, records = (find_stored_kind(folder) or IMAGES).kind, _by_index(folder / RECORDS)
     values: dict[str, str] = {}
     strata: dict[str, list[str | None]] = {}
     for stem, names in stems.items():
@@ -163,10 +163,6 @@ def _find_strata(path: Path, rows: Mapping[int, Mapping[str, object]]) -> Iterat
                 yield name, score["strata"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
-
-
-def _read_records(folder: Path) -> dict[int, Mapping[str, Any]]:
-    return _by_index(folder / RECORDS)
 
 
 def _by_index(path: Path) -> dict[int, Mapping[str, Any]]:

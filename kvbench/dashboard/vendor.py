@@ -1,4 +1,4 @@
-"""Third-party scripts of the page under vendor/: versions, sizes, hashes and licences."""
+"""Third-party scripts of the page under vendor/: versions, hashes and licences."""
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,7 +15,6 @@ class Vendored:
         package: name in npm's registry.
         version: version of the package.
         name: file name under vendor/; the licence is `<stem>.LICENSE` in the same folder.
-        size: bytes of the file.
         sha256: hash of the file.
         licence: SPDX identifier.
     """
@@ -23,14 +22,8 @@ class Vendored:
     package: str
     version: str
     name: str
-    size: int
     sha256: str
     licence: str
-
-    @property
-    def licence_name(self) -> str:
-        """Name of the licence's file under vendor/."""
-        return f"{self.name.split('.')[0]}.LICENSE"
 
     def read(self) -> str:
         """Return the file's text.
@@ -46,7 +39,8 @@ class Vendored:
 
     def read_licence(self) -> str:
         """Return the text of the file's licence."""
-        return (files("kvbench.dashboard") / "vendor" / self.licence_name).read_text(encoding="utf-8")
+        name = f"{self.name.split('.')[0]}.LICENSE"
+        return (files("kvbench.dashboard") / "vendor" / name).read_text(encoding="utf-8")
 
 
 D3, PLOT, SLIDER = (
@@ -55,8 +49,8 @@ D3, PLOT, SLIDER = (
     "6e01335000bbafdd053f851db4e0025dc3e0fadd677deca51548d6fe95b42162",
 )
 VENDORED = (
-    Vendored("d3", "7.9.2", "d3.min.js", 280622, D3, "ISC"),
-    Vendored("@observablehq/plot", "0.6.17", "plot.umd.min.js", 209183, PLOT, "ISC"),
-    Vendored("img-comparison-slider", "8.0.7", "img-comparison-slider.js", 11382, SLIDER, "MIT"),
+    Vendored("d3", "7.9.2", "d3.min.js", D3, "ISC"),
+    Vendored("@observablehq/plot", "0.6.17", "plot.umd.min.js", PLOT, "ISC"),
+    Vendored("img-comparison-slider", "8.0.7", "img-comparison-slider.js", SLIDER, "MIT"),
 )
 """Scripts in the order in which the page loads them."""

@@ -108,8 +108,7 @@ def frame_runs(runs: Mapping[str, Results]) -> "pl.DataFrame":
 def samples_df(source: Path | str | Iterable[Path | str] = "runs") -> "pl.DataFrame":
     """Return a row for each sample of finished runs: prompt, cost and metrics.
 
-    Args:
-        source: a folder of runs, or the folders of single runs; nothing is cached.
+    `source` is a folder of runs, or the folders of single runs. Nothing is cached.
 
     Raises:
         ConfigError: there is no such folder, a run is not finished, its files are damaged, or polars is missing.
@@ -205,9 +204,7 @@ def read_table(path: Path, max_rows: int, run: str | None = None) -> "pl.DataFra
     rows = library.scan_parquet(check_file(path), glob=False)
     if run is not None:
         rows = rows.filter(library.col("folder") == run)
-    count = (
-        rows.select(library.len()).collect().item()
-    )  # before the columns, as strings take memory for each row
+    count = rows.select(library.len()).collect().item()  # first, as strings take memory for each row
     if count > max_rows:
         raise TooLargeError(
             f"{path.name}: has {count} rows, the records give {max_rows} at most; copy the dataset again"

@@ -63,9 +63,7 @@ class PlainStorage(CacheBackend):
         self._ring: int | None = None  # slots of a sequence that the arena must hold; None until known
         self._longest = 0  # slots of a generation's longest row
         self._tables: dict[int, RowTables] = {}  # tables by number of rows
-        self._layouts: dict[
-            tuple[int, int], Layout
-        ] = {}  # empty layouts, by rows and free slots behind each row
+        self._layouts: dict[tuple[int, int], Layout] = {}  # empty layouts, by rows and free slots
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
         """Clear the ring, and enlarge it if this generation may hold more than earlier ones."""
@@ -75,9 +73,7 @@ class PlainStorage(CacheBackend):
             self._ring, self._longest = self._predict_ring_slots(lengths), self._predict_longest(lengths)
         size = self._ring * sequences * self._channels
         if size > self.arena.size:
-            self.arena = Arena(
-                0, self._dtype, self._device
-            )  # frees the old ring before the new one is allocated
+            self.arena = Arena(0, self._dtype, self._device)  # frees the old ring before the new one is made
             self.arena = Arena(size, self._dtype, self._device)
         self.arena.clear()
 

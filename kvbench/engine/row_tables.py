@@ -43,9 +43,7 @@ class RowTables:
             Whether all storage is in the ring, so that a recorded step finds it.
         """
         starts = torch.tensor([_find_starts(store) for store in stores])
-        self._starts.copy_(
-            starts, non_blocking=True
-        )  # from pageable memory this does not wait for the device
+        self._starts.copy_(starts, non_blocking=True)  # from pageable memory it does not wait for the device
         layouts = [store.layout for store in stores]
         torch.stack([layout.offsets for layout in layouts], out=self._value_offsets)
         torch.stack([layout.lengths for layout in layouts], out=self._lengths)

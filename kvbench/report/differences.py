@@ -128,10 +128,8 @@ def make_calibration_rows(runs: Sequence[Results], runs_dir: Path, against: str 
     """Return a row per method and budget with the mean and standard deviation of each metric over calibrations.
 
     `runs` are finished runs below `runs_dir` as `combine_seeds` returns them. The runs of `against`, a method or the
-    name of a run, are subtracted sample by sample; None subtracts nothing.
-
-    Returns:
-        No rows if no two runs differ in calibration, or if `against` has no single row at their budgets.
+    name of a run, are subtracted sample by sample; None subtracts nothing. There are no rows if no two runs differ in
+    calibration, or if `against` has no single row at their budgets.
     """
     chosen = choose_calibrated(runs)
     measured = [(run, {name: find_metric(run, name) for name in run.metrics}) for run in chosen]

@@ -1,4 +1,4 @@
-"""Memory, times, steps and metrics of several runs that differ in seeds, as one run's.
+"""Memory, times and metrics of several runs that differ in seeds, as one run's.
 
 Means of metrics are computed from the values of all samples, and cached beside the runs.
 """
@@ -10,12 +10,10 @@ from statistics import fmean
 
 from kvbench.core.files import hash_files
 from kvbench.core.kept import FileCache
-from kvbench.engine.ledger import Step
 from kvbench.eval.protocol import compare, crossed, intervals, ranges, scores
 from kvbench.eval.protocol.compare import RECORDS
 from kvbench.eval.protocol.crossed import Crossed, cross_runs
 from kvbench.eval.protocol.records import read_fields
-from kvbench.runs.record.costs import average_step
 from kvbench.runs.record.results import Latency, Memory
 
 KEPT = ".seeds.kept"
@@ -54,11 +52,6 @@ def average_latency(every: Sequence[Latency]) -> Latency:
         if known:
             means[name] = fmean(known)
     return replace(every[0], **means, samples=samples, others=total - samples)  # type: ignore[arg-type]
-
-
-def average_steps(every: Sequence[Sequence[Step]]) -> tuple[Step, ...]:
-    """Return the mean contents of a sequence after each segment that all runs have."""
-    return tuple(map(average_step, zip(*every, strict=False)))
 
 
 class SeedMeans:

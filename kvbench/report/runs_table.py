@@ -72,10 +72,7 @@ def list_settings(known: Sequence[tuple[Results, Mapping[str, object]]]) -> list
     """Return the names of the settings that a table needs to tell runs apart.
 
     Settings of a method are compared within one model, prompt set, method and budget, settings of a model or of prompts
-    within one of these, and settings of storage among all runs with low-bit storage.
-
-    Args:
-        known: runs with the settings that `read_settings` returns for them.
+    within one of these, settings of storage among all runs with low-bit storage. `known` has runs and `read_settings`.
     """
     names = dict.fromkeys(name for _, settings in known for name in settings)
     alike: dict[tuple[str, object], set[str]] = {}

@@ -1,10 +1,8 @@
 """Runs that differ only in seeds, joined into one run for tables and figures.
 
-`combine_seeds(runs, runs_dir)` returns `Results` that tables and figures take like the results of one run: runs that
-differ in nothing but the seed of their noise or of their calibration become one `Combined`, every other run stays as it
-is. The metrics of a `Combined` are means over its runs (`MeanMetric`) with intervals over prompts and seeds.
-`compare_seeds(first, second, runs_dir)` returns the paired differences between two of these, where runs of the same
-seed form pairs. `list_members(run)` returns the runs behind either kind.
+`combine_seeds` makes one `Combined`, which tables and figures take like the results of one run, of runs that differ in
+nothing but the seed of their noise or calibration. Its metrics are means over its runs (`MeanMetric`), with intervals
+over prompts and seeds. `compare_seeds` returns paired differences, `list_members` the runs behind a `Combined`.
 """
 
 import re
@@ -18,7 +16,8 @@ from kvbench.eval.files.samples import read_samples
 from kvbench.eval.protocol.compare import RECORDS, compare_runs
 from kvbench.eval.protocol.crossed import Crossed, cross_runs
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.means import SeedMeans, average_latency, average_steps, combine_memory
+from kvbench.report.means import SeedMeans, average_latency, combine_memory
+from kvbench.runs.record.costs import average_step
 from kvbench.runs.record.results import NEUTRAL, Results
 
 SHARED_SETTINGS = (
@@ -248,7 +247,7 @@ def _combine(runs: Sequence[Results], runs_dir: Path, crossings: SeedMeans) -> C
         "memory": combine_memory([run.memory for run in runs]),
         "latency": average_latency([run.latency for run in runs]),
         "metrics": first.metrics if equal else _average_metrics(runs, runs_dir, crossings),
-        "steps": average_steps([run.steps for run in runs]),
+        "steps": tuple(map(average_step, zip(*(run.steps for run in runs), strict=False))),
         "finished": max(run.finished for run in runs),
     }
     return Combined(**{**own, **averages}, members=tuple(runs), equal=equal)

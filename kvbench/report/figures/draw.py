@@ -31,9 +31,7 @@ def can_draw() -> bool:
 def draw_figures(
     runs_dir: Path, runs: Sequence[Results], folder: Path, metrics: Sequence[str] | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Draw finished runs and profiles of `runs_dir` into a folder.
-
-    `metrics` are the metrics to draw, see `choose_metrics`.
+    """Draw finished runs and profiles of `runs_dir` into a folder; `metrics` as for `choose_metrics`.
 
     Returns:
         PNG files, each also written as SVG and PDF, and a line with the reason for each figure that cannot be drawn.
@@ -78,8 +76,7 @@ def draw_fidelity(
 def draw_drift(runs_dir: Path, folder: Path, runs: Sequence[Results]) -> list[Path]:
     """Draw the divergence of forced-decoding runs over positions for each group that shares `find_conditions`.
 
-    Of several runs with the same label and budget, the last one is drawn. Many methods are divided among several
-    figures.
+    Of runs with the same label and budget, the last is drawn; many methods are divided among several figures.
     """
     if not (groups := group_drifts(runs_dir, runs)):
         return []
@@ -98,10 +95,7 @@ def describe_joined(runs: Sequence[Results]) -> str:
 
 
 def draw_latency(runs_dir: Path, folder: Path) -> list[Path]:
-    """Draw time against batch size for each profiled model, device and dtype of the cache.
-
-    Many methods are divided among several figures.
-    """
+    """Draw time against batch size for each profiled model, device and dtype of the cache, few methods per figure."""
     from kvbench.report.figures import lines, plots  # take long to import
 
     groups = {

@@ -1,8 +1,7 @@
 """Plots of lines over positions, batch sizes and steps.
 
-Divergence from the full cache over the position in a text has a line with a 95 % band per method. Time against batch
-size comes from the results of `task=profile`. Curves over steps show slot utilisation and log-sum-exp (Hard-KV, Figures
-9, 19 and 20).
+They show divergence from the full cache with 95 % bands, the times of `task=profile`, and slot utilisation and
+log-sum-exp over steps (Hard-KV, Figures 9, 19 and 20).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +38,7 @@ ByBudget = Mapping[str, Mapping[str, DivergenceCurve]]
 def draw_drifts(drifts: ByBudget, title: str) -> list[Figure]:
     """Draw a column of panels for each budget, with a line for each method.
 
-    Of more than `plots.MAX_LINES` methods, each figure draws some in colour and the others in grey behind them. All
-    curves have the same edges.
+    Of more than `plots.MAX_LINES` methods, each figure draws some in colour and the others in grey behind them.
     """
     methods = sorted({method for curves in drifts.values() for method in curves})
     return [_draw_budgets(drifts, styles, title + part) for styles, part in split_methods(methods)]

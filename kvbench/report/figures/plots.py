@@ -92,13 +92,10 @@ def split_methods(methods: Sequence[str]) -> Iterator[tuple[dict[str, Style], st
 
 
 def draw_metrics(runs: Sequence[Results], title: str, names: Sequence[str] | None = ()) -> list[Figure]:
-    """Draw metrics of one model against measured memory: a panel per metric, a line with 95 % band per method.
+    """Draw the metrics of `choose_panels` against measured memory: a panel each, a line with 95 % band per method.
 
-    Of more than `MAX_LINES` methods, each figure draws some in colour and the others in grey behind them. For `names`
-    see `choose_panels`.
-
-    Returns:
-        No figures if no metric differs and has a method with two budgets.
+    Of more than `MAX_LINES` methods, each figure draws some in colour and the others in grey behind them. Without
+    panels there are no figures.
     """
     panels = choose_panels(runs, names)
     curves = {name: trace_curves(runs, name) for name in panels}
@@ -146,12 +143,8 @@ def draw_stability(
 ) -> Figure:
     """Draw the mean deviation of head ranks by source scale, in ranks and as a share of the heads (HeatKV Figure 6).
 
-    Args:
-        deviation: float64 [sources], in ranks.
-        heads: L x H.
-        first: first source scale, counted from 1 as in the paper.
-        title: title of the figure.
-        worst: published worst case in percent of the heads, drawn as a line, and its label.
+    `deviation` is float64 [sources], in ranks of `heads` = L x H; `first` is the first source scale, counted from 1 as
+    in the paper. `worst` is the published worst case in % of the heads, drawn as a line, and its label.
     """
     figure = Figure(figsize=(5.4, 3.8), layout="constrained")
     axes = figure.add_subplot()

@@ -270,11 +270,7 @@ def _compare_heads(spec: ModelSpec, plain: PublishedRow, row: PublishedRow) -> P
 def count_tera(spec: ModelSpec, batch: int, cached: int | None, read: int | None) -> float:
     """Return the operations of attention for a batch of images, in 10^12.
 
-    Args:
-        spec: the model's shapes.
-        batch: prompts at a time.
-        cached: maximum number of earlier tokens that a head keeps; None for all.
-        read: maximum number of tokens that a query reads, including its own scale; None for all.
+    A head keeps at most `cached` earlier tokens, and a query reads at most `read` tokens, its scale's too; None: all.
     """
     pairs = 0
     for at in spec.segments:

@@ -105,23 +105,23 @@ class Timing:
 Value = Callable[[Timing, Timing | None], float | None]
 """Value of a timing, given the full cache's timing at the same batch, or None if it was not timed."""
 MEASURES: Mapping[str, Value] = {
-    "memory GB": lambda one, _: one.reserved_gb,
-    "saving %": lambda one, full: _save(one, full),
-    "cache MiB": lambda one, _: one.paper_mib,
-    "cache 1000 MiB": lambda one, _: None if one.paper_mib is None else one.paper_mib / 1000,
-    "latency s": lambda one, _: one.row["latency"]["median"],
-    "images/s": lambda one, _: one.row["images_per_second"],
-    "tokens/s": lambda one, _: one.row["tokens_per_second"],
-    "x full": lambda one, full: None if full is None else one.generation / full.generation,
+    "memory GB": lambda timing, _: timing.reserved_gb,
+    "saving %": lambda timing, full: _save(timing, full),
+    "cache MiB": lambda timing, _: timing.paper_mib,
+    "cache 1000 MiB": lambda timing, _: None if timing.paper_mib is None else timing.paper_mib / 1000,
+    "latency s": lambda timing, _: timing.row["latency"]["median"],
+    "images/s": lambda timing, _: timing.row["images_per_second"],
+    "tokens/s": lambda timing, _: timing.row["tokens_per_second"],
+    "x full": lambda timing, full: None if full is None else timing.generation / full.generation,
 }
 """Published columns that a timing has; `x full` is the time of a generation without decoding."""
 PARTS: Mapping[str, Value] = {
     "s/batch": MEASURES["latency s"],
-    "generation s": lambda one, _: one.generation,
-    "decoding s": lambda one, _: one.decoding,
+    "generation s": lambda timing, _: timing.generation,
+    "decoding s": lambda timing, _: timing.decoding,
     "x full": MEASURES["x full"],
-    "KV GB": lambda one, _: one.row["kv"]["peak_bytes"] / 1e9,
-    "reserved GB": lambda one, _: one.reserved_gb,
+    "KV GB": lambda timing, _: timing.row["kv"]["peak_bytes"] / 1e9,
+    "reserved GB": lambda timing, _: timing.reserved_gb,
 }
 """Columns of every table after the published ones."""
 PART_OF = {"latency s": "s/batch", "memory GB": "reserved GB"}

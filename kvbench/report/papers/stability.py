@@ -23,11 +23,8 @@ MASS_TENSOR = "mass"
 def rank_deviation(masses: Sequence[Tensor]) -> NDArray[np.float64]:
     """Return the standard deviation of S-CAS ranks over calibrations, averaged over heads, by source scale.
 
-    Args:
-        masses: `mass`, float64 [L, H, K, K], of two or more calibrations (`kvbench.methods.heatkv.scores`).
-
-    Returns:
-        float64 [K - 1] in ranks of 0 to L x H - 1, around each head's mean rank, with divisor R.
+    It is float64 [K - 1], in ranks of 0 to L x H - 1, around each head's mean rank, with divisor R. `masses` are the
+    `mass`, float64 [L, H, K, K], of R calibrations (`kvbench.methods.heatkv.scores`).
 
     Raises:
         ValueError: fewer than two calibrations, or of unequal shapes.
