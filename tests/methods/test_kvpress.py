@@ -91,16 +91,9 @@ def official_scores(name: str) -> Tensor:
     module, hidden, x = attention()
     press = make_press(name, SETTINGS.get(name, {}))
     press.compression_ratio = 1 - (KEPT + 0.5) / TOKENS
+    more = {"position_embeddings": (x["cos"], x["sin"]), "hidden_states": hidden}
     with torch.no_grad(), torch.random.fork_rng([]):
-        scores = press.score(
-            module,
-            hidden,
-            x["k"].clone(),
-            x["v"].clone(),
-            None,
-            {"position_embeddings": (x["cos"], x["sin"]), "hidden_states": hidden},
-        )
-    return scores[0]
+        return press.score(module, hidden, x["k"].clone(), x["v"].clone(), None, more)[0]
 
 
 def kept_here(method: Method) -> list[list[int]]:
@@ -122,12 +115,8 @@ def test_a_guest_keeps_what_kvpress_keeps(name: str) -> None:
 def runs_on(name: str, spec: ModelSpec, asked: Literal["prompt", "every"]) -> str:
     """Whether a press goes through a generation, within its budget."""
     try:
-        cache, _, _ = watch(
-            KVPress(name, SETTINGS.get(name, {}), asked),
-            spec,
-            tokens_of(spec, spec.branches, groups=GROUPS),
-            0.3,
-        )
+        method = KVPress(name, SETTINGS.get(name, {}), asked)
+        cache = watch(method, spec, tokens_of(spec, spec.branches, groups=GROUPS), 0.3).cache
     except PressError:
         return ""
     assert max(tokens for row in cache.ledger.tokens_after for tokens in row) <= cache.method.budget.tokens

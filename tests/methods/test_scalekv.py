@@ -92,14 +92,8 @@ class Forced(ScaleKV):
         if kept is None:
             return None
         self.own[k] = kept
-        self.theirs[k] = torch.stack(
-            [
-                torch.isin(p, i)
-                for p, i in zip(
-                    view.position, SELECTED[case_name("max", 0, k, "out_ids")].flatten(0, 1), strict=True
-                )
-            ]
-        )
+        wanted = SELECTED[case_name("max", 0, k, "out_ids")].flatten(0, 1)
+        self.theirs[k] = (view.position[..., None] == wanted[:, None]).any(-1)
         chosen = choose_window("grid", view.segment, 16)
         inside = torch.isin(view.position, view.segment.start + chosen)
         smoothed = smooth(view.logits(chosen, raw_queries=True).masked_fill(inside, -torch.inf), "max", 5)

@@ -21,6 +21,8 @@ CASES = {  # rotary base, budget, horizon, tokens of the prompt, next position
     "mha": (1e4, 64, 1000, 0, 128),
     "line": (1e6, 88, 65536, 24, 152),
 }
+NAMES = {"centre_real": "q_mean_real", "centre_imag": "q_mean_imag", "modulus": "q_abs_mean"}
+"""The authors' names of calibrated tensors."""
 LATER = 16
 """Tokens between the first and the second round."""
 
@@ -63,10 +65,8 @@ def spec_of(case: str) -> ModelSpec:
 
 def artifact_of(case: str) -> Artifact:
     g, heads = load_golden(f"ld_triattention_{case}"), spec_of(case).heads
-    names = {"centre_real": "q_mean_real", "centre_imag": "q_mean_imag", "modulus": "q_abs_mean"}
-    return Artifact(
-        "query_centres", {ours: g[name].unflatten(1, (heads, -1)) for ours, name in names.items()}
-    )
+    tensors = {ours: g[name].unflatten(1, (heads, -1)) for ours, name in NAMES.items()}
+    return Artifact("query_centres", tensors)
 
 
 def method_of(case: str, **chosen: Any) -> TriAttention:
@@ -182,11 +182,7 @@ def test_a_calibration_finds_the_centres_of_the_authors(case: str) -> None:
     rotation = rotate_line(tokens + 1, spec.head_dim, spec.rope_base)
     run(open_cache(observer, spec, rotation=rotation), [[(q, k, k)] for q, k in parts])
     found = observer.average()
-    for ours, name in (
-        ("centre_real", "q_mean_real"),
-        ("centre_imag", "q_mean_imag"),
-        ("modulus", "q_abs_mean"),
-    ):
+    for ours, name in NAMES.items():
         torch.testing.assert_close(found[ours][0].flatten(0, 1).float(), g[f"cal.{name}"], rtol=0, atol=2e-6)
 
 
@@ -243,8 +239,7 @@ def test_frequencies_of_the_model_replace_those_of_the_base() -> None:
 def test_images_look_as_far_as_they_go() -> None:
     """Models whose tokens rotate with row and column have rotations for their own tokens alone."""
     spec = ModelSpec("grid", 1, 2, 8, next_token(1, [4, 4, 4, 3]), 1, 0.5, line=4)
-    names = ("centre_real", "centre_imag", "modulus")
-    artifact = Artifact("query_centres", dict.fromkeys(names, torch.ones(1, 2, 1, 4)))
+    artifact = Artifact("query_centres", dict.fromkeys(NAMES, torch.ones(1, 2, 1, 4)))
     method, rotation = TriAttention(), rotate_grid((4, 4), 8, 100.0, 1)
     found = note_calls(method, "_find_rotations")
     run(open_cache(method, spec, 6, artifact, rotation=rotation), tokens_of(spec, 1))

@@ -1,5 +1,7 @@
 """PriceKV by blocks in the cache: what the ledger counts is what was allocated, B is used, settings are checked."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -80,12 +82,8 @@ def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: st
     pairs = np.array(there.ledger.held_bytes).max(-1) * SCALES.branches
     assert pairs.tolist() == held.tolist()
     assert 0.9 * method.budget.bytes < there.ledger.sequence_bytes <= method.budget.bytes
-    used = {
-        precision
-        for layer in range(3)
-        for at in SCALES.segments[:-1]
-        for precision in method.precisions(layer, at)
-    }
+    places = product(range(3), SCALES.segments[:-1])
+    used = {precision for place in places for precision in method.precisions(*place)}
     assert len({precision.bits for precision in used}) > 1
     assert any(precision.shared for precision in used) == share
 

@@ -168,12 +168,5 @@ def test_a_head_that_buys_nothing_holds_the_floor(floor: int | None, tokens: int
 
 
 def test_more_prompts_calibrate_it_unless_a_number_is_given() -> None:
-    count = [
-        composed(*overrides).calibrate.count
-        for overrides in (
-            ["method=pricekv"],
-            ["method=pricekv", "calibrate.count=7"],
-            ["method=pricekv/by_score"],
-        )
-    ]
-    assert count == [40, 7, 10]
+    lines = (["method=pricekv"], ["method=pricekv", "calibrate.count=7"], ["method=pricekv/by_score"])
+    assert [composed(*line).calibrate.count for line in lines] == [40, 7, 10]
