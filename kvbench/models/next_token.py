@@ -81,7 +81,7 @@ class NextTokenModel(Model, Generic[N]):
 
     def output_projection(self, layer: int) -> Tensor:
         """Return W_o of a layer of the loaded model, [width, query heads x D]."""
-        return self._transformer.output_projection(layer)
+        return self._transformer.get_parameter(f"layers.{layer}.attention.wo.weight")
 
 
 @dataclass

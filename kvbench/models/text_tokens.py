@@ -1,7 +1,7 @@
 """Tokenizers of language models, which encode prompts in the chat template and decode texts."""
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -12,7 +12,7 @@ from kvbench.models.files.checkpoints import GGUF, WeightsError
 from kvbench.models.files.gguf import read_gguf
 from kvbench.models.files.gguf_tokenizer import make_tokenizer
 from kvbench.models.files.weights import Source
-from kvbench.models.parts.tokens import Tokenizer, hash_words
+from kvbench.models.parts.tokens import hash_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,18 +26,24 @@ FRONTS = ("\n", "a")
 line break in front, which a tokenizer may join to the first."""
 
 
-class TextTokenizer(Tokenizer):
-    """Base class of tokenizers that also turn tokens into text.
+class TextTokenizer(ABC):
+    """Base class of tokenizers of prompts that also turn tokens into text.
 
     Attributes:
+        pad: token that pads short prompts in front.
         ends: tokens that end a text.
         begin: token that begins a text, if there is one.
         spaced: whether a space is put before every text that is encoded, as SentencePiece does by default.
     """
 
+    pad: int
     ends: tuple[int, ...]
     begin: int | None = None
     spaced: bool = False
+
+    @abstractmethod
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt, special ones included."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from kvbench.models.files.checkpoints import State
-from kvbench.models.files.llama_files import HEAD, clean_llama
 from kvbench.models.files.official_files import clean_vqgan, name_parts, take_part
+from kvbench.models.parts.decoder_files import HEAD, clean_llama
 
 OLDER = (
     (r"^text_model\.lm_head\.", "lm_head."),

@@ -117,29 +117,15 @@ def split_layers(raw: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
 
     Layers are converted independently, so that only one is in memory; packed tensors are unpacked here.
     """
-    layers = dict.fromkeys(_list_layers(raw))
-    for layer in [None, *(layer for layer in layers if layer is not None)]:
-        yield _take_layer(raw, layer)
+    for group in _group_layers(raw).values():
+        yield {name: one.unpack() if isinstance(one, PackedTensor) else one for name, one in group.items()}
 
 
-def _list_layers(raw: Mapping[str, object]) -> Iterator[str | None]:
+def _group_layers(raw: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    groups: dict[str, dict[str, object]] = {"": {}}
     for name, value in raw.items():
-        if isinstance(value, Mapping):
-            yield from _list_layers(value)
-        else:
-            yield _find_layer(name)
-
-
-def _take_layer(raw: Mapping[str, object], layer: str | None) -> dict[str, object]:
-    taken: dict[str, object] = {}
-    for name, value in raw.items():
-        if isinstance(value, Mapping):
-            taken[name] = _take_layer(value, layer)
-        elif _find_layer(name) == layer:
-            taken[name] = value.unpack() if isinstance(value, PackedTensor) else value
-    return taken
-
-
-def _find_layer(name: str) -> str | None:
-    match = LAYER.match(str(name))
-    return None if match is None else match[0]
+        match = LAYER.match(str(name))
+        own: Mapping[str, object] = {match[0] if match else "": value}
+        for layer, part in (_group_layers(value) if isinstance(value, Mapping) else own).items():
+            groups.setdefault(layer, {})[name] = part
+    return groups

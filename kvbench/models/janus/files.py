@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from kvbench.models.files.checkpoints import State
-from kvbench.models.files.llama_files import clean_llama
 from kvbench.models.files.official_files import clean_vqgan, name_parts, take_part
+from kvbench.models.parts.decoder_files import clean_llama
 
 LANGUAGE = "language_model.model."
 VISION = "gen_vision_model."

@@ -88,7 +88,7 @@ def clean_once(caption: str) -> str:
     import ftfy
 
     text = _replace(unquote_plus(caption).strip().lower(), BEFORE_MARKUP)
-    text = _replace(_read_markup(text), BEFORE_REPAIR)
+    text = _replace(_drop_markup(text), BEFORE_REPAIR)
     if len(re.findall("[-_]", text)) > 3:  # words of a file name
         text = re.sub("[-_]", " ", text)
     text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
@@ -111,19 +111,10 @@ def _replace(text: str, rules: Rules) -> str:
     return text
 
 
-class _TextCollector(HTMLParser):
-    """Collects the text outside markup."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        self.parts.append(data)
-
-
-def _read_markup(text: str) -> str:
-    reader = _TextCollector()
+def _drop_markup(text: str) -> str:
+    parts: list[str] = []
+    reader = HTMLParser()
+    reader.handle_data = parts.append  # type: ignore[method-assign]
     reader.feed(text)
     reader.close()
-    return "".join(reader.parts)
+    return "".join(parts)

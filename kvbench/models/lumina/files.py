@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from kvbench.models.files.checkpoints import State
-from kvbench.models.files.llama_files import clean_llama, pair_neighbours, strip_prefix
 from kvbench.models.files.official_files import clean_vqgan
 from kvbench.models.lumina.transformer import LuminaConfig
+from kvbench.models.parts.decoder_files import clean_llama, strip_prefix
 
 DRAWING = ("decoder.", "post_quant_conv.", "quantize.")
 
@@ -21,14 +19,10 @@ def clean_lumina(raw: Mapping[str, object], config: LuminaConfig) -> State:
     state = {k: v for k, v in strip_prefix(raw).items() if not k.startswith("vqmodel.")}
     for part, heads in (("q", config.heads), ("k", config.kv_heads)):
         for name in [name for name in state if f".{part}_norm." in name]:
-            state[name] = _spread(state[name], heads, config.head_dim)
+            rows = state[name]  # of another shape it is a different model's, which `check` refuses
+            if rows.ndim == 2 and rows.shape[1] == config.head_dim and len(rows) and not heads % len(rows):
+                state[name] = rows.repeat_interleave(heads // len(rows), 0).flatten()
     return clean_llama(state, config.head_dim)
-
-
-def _spread(rows: Tensor, heads: int, head_dim: int) -> Tensor:
-    if rows.ndim != 2 or rows.shape[1] != head_dim or not len(rows) or heads % len(rows):
-        return rows  # a tensor of a different model, whose shape `check` refuses
-    return pair_neighbours(rows.repeat_interleave(heads // len(rows), 0).flatten(), head_dim)
 
 
 def clean_chameleon(raw: Mapping[str, object]) -> State:

@@ -340,15 +340,9 @@ class Decoder(nn.Module):
         On a CPU another size of product may round in another way.
         """
         if torch.device(device).type == "cuda":
-            for block in self.layers:
-                assert isinstance(block, DecoderBlock)
-                block.feed_forward.join()
-
-    def output_projection(self, layer: int) -> Tensor:
-        """Return W_o of a layer, [width, query heads x head_dim]."""
-        block = self.layers[layer]
-        assert isinstance(block, DecoderBlock)
-        return block.attention.wo.weight
+            for module in self.modules():
+                if isinstance(module, SwiGLU):
+                    module.join()
 
     def rotations(self, length: int) -> Tensor:
         """Return the rotations of `length` tokens, complex64 [length, head_dim/2], on the weights' device."""

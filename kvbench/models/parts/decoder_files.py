@@ -1,43 +1,58 @@
-"""Conversion between language models' files, with the names of transformers, and `TextDecoder`."""
+"""Conversion between language models' files, with the names of transformers, and `Decoder`."""
 
+import re
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from kvbench.models.files.checkpoints import State
-from kvbench.models.files.llama_files import (
-    HEAD,
-    PREFIX,
-    join_projections,
-    pair_halves,
-    pair_neighbours,
-    split_llama,
-    strip_prefix,
-)
 from kvbench.models.parts.text_decoder import TextDecoderConfig
 
-ROTATED = ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias", "q_norm.weight", "k_norm.weight")
+NAMES_BY_FILE = {
+    "embed_tokens": "tok_embeddings",
+    "self_attn.o_proj": "attention.wo",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "post_attention_layernorm": "ffn_norm",
+    "input_layernorm": "attention_norm",
+}
+PREFIX, HEAD = "model.", "lm_head.weight"
+ROTATED = re.compile(r"[qk]_(proj|norm)\.(weight|bias)$")
 """Ends of the names of tensors whose rows are channels that rotate."""
 FREQUENCIES = "rotary_emb.inv_freq"
 """End of the names of computed tensors that older files contain."""
 
 
+def strip_prefix(raw: Mapping[str, object]) -> State:
+    """Return a file's tensors without the prefix `model.`, the head as `output.weight`.
+
+    Other tensors get a name that no module has, so that `kvbench.models.files.parameters.check` refuses them.
+    """
+    state: State = {}
+    for name, tensor in raw.items():
+        if isinstance(tensor, Tensor):
+            known = "output.weight" if name == HEAD else f"{name} (outside {PREFIX})"
+            state[name.removeprefix(PREFIX) if name.startswith(PREFIX) else known] = tensor
+    return state
+
+
 def clean_decoder(raw: Mapping[str, object], shape: TextDecoderConfig) -> State:
     """Return a language model's state under the names of `TextDecoder`.
 
-    The tensors have the names of transformers, of the whole model or of some layers; files pair channel j of the first
-    `rotary_dim` of a head with the one `rotary_dim / 2` later. Joint projections of files (`qkv_proj`, `gate_up_proj`)
-    are split. A file with a tied embedding may contain it twice; a different second one stays, so that it is refused.
+    The tensors have the names of transformers, of the whole model or of some layers. Joint projections of files
+    (`qkv_proj`, `gate_up_proj`) are split. A file with a tied embedding may contain it twice; a different second one
+    stays, so that it is refused.
     """
     state = {name: one for name, one in strip_prefix(raw).items() if not name.endswith(FREQUENCIES)}
     _split_joint(state, shape)
-    for name in [name for name in state if name.endswith(ROTATED)]:
-        state[name] = pair_neighbours(state[name], shape.head_dim, shape.rotary_dim)
     head, embedding = state.get("output.weight"), state.get("embed_tokens.weight")
     if shape.tied and head is not None and embedding is not None and torch.equal(head, embedding):
         del state["output.weight"]
-    return join_projections(state)
+    return clean_llama(state, shape.head_dim, shape.rotary_dim)
 
 
 def _split_joint(state: State, shape: TextDecoderConfig) -> None:
@@ -56,11 +71,62 @@ def _split_joint(state: State, shape: TextDecoderConfig) -> None:
                 del state[name]
 
 
+def clean_llama(state: State, head_dim: int, rotary_dim: int | None = None) -> State:
+    """Return a language model's state under the decoder's names, with one projection of queries, keys and values.
+
+    The state has the file's names from `layers.` and `embed_tokens.` on. Files pair channel j of the first `rotary_dim`
+    of a head with the one `rotary_dim / 2` later (`kvbench.models.parts.rotary`). Projections that cannot be joined
+    stay separate, so that `kvbench.models.files.parameters.check` refuses them by name.
+    """
+    joined = {
+        name: _pair_neighbours(tensor, head_dim, rotary_dim) if ROTATED.search(name) else tensor
+        for name, tensor in state.items()
+    }
+    for name in [name for name in joined if ".q_proj." in name and "self_attn" in name]:
+        parts = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
+        widths = {joined[part].shape[1:] if part in joined else None for part in parts}
+        if len(widths) == 1 and None not in widths and all(joined[part].ndim for part in parts):
+            joint = torch.cat([joined.pop(part) for part in parts])
+            joined[name.replace("self_attn.q_proj", "attention.wqkv")] = joint
+    return _rename(joined, NAMES_BY_FILE)
+
+
 def split_decoder(state: Mapping[str, Tensor], shape: TextDecoderConfig) -> State:
     """Return the state of a `TextDecoder` under the names of transformers; the inverse of `clean_decoder`."""
-    split = split_llama(state, shape.heads, shape.kv_heads, shape.head_dim)
-    head = split.pop("output.weight", None)
-    named = {PREFIX + name: tensor for name, tensor in split.items()}
-    for name in [name for name in named if name.endswith(("q_norm.weight", "k_norm.weight"))]:
-        named[name] = pair_halves(named[name], shape.head_dim)
-    return named if head is None else {**named, HEAD: head}
+    split: State = {}
+    for name, tensor in state.items():
+        if "attention.wqkv." in name:
+            parts = tensor.unflatten(0, (-1, shape.head_dim)).split(
+                (shape.heads, shape.kv_heads, shape.kv_heads)
+            )
+            for part, rows in zip("qkv", parts, strict=True):
+                flat = rows.flatten(0, 1)
+                weight = flat if part == "v" else _pair_halves(flat, shape.head_dim)
+                split[name.replace("attention.wqkv", f"self_attn.{part}_proj")] = weight
+        else:
+            split[name] = _pair_halves(tensor, shape.head_dim) if ROTATED.search(name) else tensor
+    named = _rename(split, {ours: file for file, ours in NAMES_BY_FILE.items()})
+    return {HEAD if name == "output.weight" else PREFIX + name: tensor for name, tensor in named.items()}
+
+
+def _rename(state: State, names: Mapping[str, str]) -> State:
+    pattern = re.compile("|".join(map(re.escape, names)))
+    return {pattern.sub(lambda match: names[match[0]], name): tensor for name, tensor in state.items()}
+
+
+def _pair_neighbours(weight: Tensor, head_dim: int, rotary_dim: int | None = None) -> Tensor:
+    """Reorder rows [heads x D, ...] so that a head's channels j and j + R/2 become 2 j and 2 j + 1.
+
+    R is `rotary_dim`, D without it; the channels from R on stay.
+    """
+    if not weight.ndim or not len(weight) or len(weight) % head_dim:
+        return weight  # a tensor of a different model, whose shape `check` refuses
+    rotary = rotary_dim or head_dim
+    rotated, others = weight.unflatten(0, (-1, head_dim)).split((rotary, head_dim - rotary), 1)
+    paired = rotated.unflatten(1, (2, rotary // 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((paired, others), 1).flatten(0, 1)
+
+
+def _pair_halves(weight: Tensor, head_dim: int) -> Tensor:
+    """Reorder rows [heads x D, ...] back to halves: the inverse of `_pair_neighbours`."""
+    return weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

@@ -1,6 +1,5 @@
 """Arithmetic of decoding: dtypes of a family's official program, and latents decoded to 8-bit pixels."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,31 +57,15 @@ class Decoding:
     ) -> Tensor:
         """Decode latents [B, C, h, w] by a prepared tokenizer to pixels uint8 [B, h patch, w patch, 3] on the CPU.
 
-        TF32 is set for this call alone.
+        Each of its calls decodes at most `PIXELS_PER_CALL` pixels, or one image. TF32 is set for these calls alone.
         """
+        batch = max(1, PIXELS_PER_CALL // (latents[0, 0].numel() * patch**2))
         uses_tf32 = arithmetic == "tf32"
         with tf32(convolutions=uses_tf32, products=uses_tf32 and self.products):
-            return decode_pixels(
-                tokenizer.decode, latents, patch, rounding=rounding, half_pixels=self.half_pixels
+            images = (
+                round_pixels(tokenizer.decode(x), rounding, self.half_pixels) for x in latents.split(batch)
             )
-
-
-def decode_pixels(
-    decode: Callable[[Tensor], Tensor],
-    latents: Tensor,
-    patch: int,
-    *,
-    rounding: Rounding = "nearest",
-    half_pixels: bool = False,
-) -> Tensor:
-    """Decode latents [B, C, h, w] and return pixels uint8 [B, h patch, w patch, 3] on the CPU.
-
-    Each call of `decode` decodes at most `PIXELS_PER_CALL` pixels, or one image. `rounding` and `half_pixels` are as in
-    `round_pixels`.
-    """
-    batch = max(1, PIXELS_PER_CALL // (latents[0, 0].numel() * patch**2))
-    pixels = [round_pixels(decode(chunk), rounding, half_pixels) for chunk in latents.split(batch)]
-    return torch.cat([image.permute(0, 2, 3, 1).cpu() for image in pixels])
+            return torch.cat([image.permute(0, 2, 3, 1).cpu() for image in images])
 
 
 def round_pixels(images: Tensor, rounding: Rounding, half_pixels: bool) -> Tensor:
@@ -99,7 +82,7 @@ def round_pixels(images: Tensor, rounding: Rounding, half_pixels: bool) -> Tenso
 
 
 def count_decoding_bytes(config: NetworkConfig, images: int, cells: int, size: int = 4) -> int:
-    """Return the peak bytes of `decode_pixels` on a GPU for images of `cells` cells and numbers of `size` bytes."""
+    """Return the peak bytes of `Decoding.decode` on a GPU for images of `cells` cells and numbers of `size` bytes."""
     widths = config.decoder_widths
     batch = min(images, max(1, PIXELS_PER_CALL // (cells * config.patch**2)))
     numbers = []

@@ -35,16 +35,12 @@ class RopeScaling:
         key, (low, high, context) = "model.transformer.rope_scaling", self._bands
         if self.factor < 1:
             raise ValueError(f"{key}.factor={self.factor}: must be at least 1")
-        if len({one is None for one in self._bands}) > 1:
-            raise ValueError(
-                f"{key}: needs low_freq_factor, high_freq_factor and original_context, or none of them"
-            )
-        if (
-            low is not None
-            and high is not None
-            and context is not None
-            and not (0 < low < high and context > 0)
-        ):
+        if low is None or high is None or context is None:
+            if self._bands != (None, None, None):
+                raise ValueError(
+                    f"{key}: needs low_freq_factor, high_freq_factor and original_context, or none of them"
+                )
+        elif not (0 < low < high and context > 0):
             raise ValueError(
                 f"{key}.low_freq_factor={low}: must be positive and below high_freq_factor={high}"
             )

@@ -1,9 +1,9 @@
 """Tokenizers of prompts: their base class, their files, and padded batches of prompts."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,56 +16,39 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Reader
 
 
-class Tokenizer(ABC):
-    """Base class of tokenizers.
+class Tokenizer(Protocol):
+    """Interface of tokenizers of prompts."""
+
+    @property
+    def pad(self) -> int:
+        """Token that pads short prompts in front."""
+        ...
+
+    def encode(self, prompt: str, /) -> list[int]:
+        """Return the tokens of a prompt, special ones included."""
+        ...
+
+
+@dataclass(frozen=True)
+class FramedTokens:
+    """Tokens of a prompt and of the frame around it, and of an image.
 
     Attributes:
         pad: token that pads short prompts in front.
-    """
-
-    pad: int
-
-    @abstractmethod
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, special ones included."""
-
-    def drop_condition(self, tokens: list[int]) -> list[int]:
-        """Return the tokens of a prompt's unconditional branch, for models with guidance."""
-        raise NotImplementedError
-
-
-class FramedTokens(Tokenizer):
-    """Tokens of a prompt and of the frame around it, and of an image.
-
-    Args:
-        pad: token that pads short prompts in front.
-        read: returns the tokens of a prompt, from the beginning of the text to the beginning of the image.
-        drop: returns the tokens of the unconditional branch from the tokens of its prompt.
+        encode: returns the tokens of a prompt, from the beginning of the text to the beginning of the image.
+        drop_condition: returns the tokens of the unconditional branch from the tokens of its prompt.
         newline: token that ends a line of an image, and only a line; None for images without lines.
         codes: int64 [tokens], the image code of each token, -1 where it is not a code; None if no token is one.
     """
 
-    def __init__(
-        self,
-        pad: int,
-        read: Callable[[str], list[int]],
-        drop: Callable[[list[int]], list[int]],
-        newline: int | None = None,
-        codes: Tensor | None = None,
-    ) -> None:
-        self.pad, self._read, self._drop = pad, read, drop
-        self.newline, self.codes = newline, codes
-
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt in its frame."""
-        return self._read(prompt)
-
-    def drop_condition(self, tokens: list[int]) -> list[int]:
-        """Return the tokens of a prompt's unconditional branch."""
-        return self._drop(tokens)
+    pad: int
+    encode: Callable[[str], list[int]]
+    drop_condition: Callable[[list[int]], list[int]]
+    newline: int | None = None
+    codes: Tensor | None = None
 
 
-T = TypeVar("T", bound=Tokenizer)
+T = TypeVar("T")
 
 
 def hash_words(words: Sequence[str], first: int, vocabulary: int) -> list[int]:
@@ -153,6 +136,7 @@ def lay_out(
     """
     rows = encode_prompts(prompts, tokenizer, capacity)
     if guided:
+        assert isinstance(tokenizer, FramedTokens)
         rows += [tokenizer.drop_condition(row) for row in rows]
     padding = [capacity - len(row) for row in rows]
     padded = [[tokenizer.pad] * count + row for count, row in zip(padding, rows, strict=True)]
