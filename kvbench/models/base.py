@@ -68,14 +68,14 @@ class FiniteCheck:
                 require_finite(maximum, scale)
 
 
-def require_sizes(key: str, **sizes: int) -> None:
-    """Check that the sizes under a config key are at least 1 and at most `MAX_SIZE`.
+def require_sizes(key: str, config: object, *names: str) -> None:
+    """Check that the sizes of these names in `config`, which is under a config key, are from 1 to `MAX_SIZE`.
 
     Raises:
         ValueError: naming the first one that is not.
     """
-    for name, size in sizes.items():
-        if size < 1:
+    for name in names:
+        if (size := getattr(config, name)) < 1:
             raise ValueError(f"{key}.{name}={size}: must be at least 1")
         if size > MAX_SIZE:
             raise ValueError(f"{key}.{name}={size}: must be at most {MAX_SIZE}")
@@ -100,17 +100,16 @@ def read_labels(prompts: Sequence[str], classes: int, model: str) -> list[int]:
     Raises:
         ValueError: naming the first prompt that names no class.
     """
-    return [_read_label(prompt, classes, model) for prompt in prompts]
-
-
-def _read_label(prompt: str, classes: int, model: str) -> int:
-    match = re.match(r"\s*(-1|[0-9]{1,9})(?:\s|$)", prompt)
-    if match is None or int(match[1]) >= classes:
-        raise ValueError(
-            f"prompt {prompt!r}: {model} needs a class number from 0 to {classes - 1} (-1 for none) "
-            "as the first word, as prompts=imagenet with prompts.classes gives, or prompts=scene_classes for var_tiny"
-        )
-    return classes if int(match[1]) < 0 else int(match[1])
+    labels = []
+    for prompt in prompts:
+        match = re.match(r"\s*(-1|[0-9]{1,9})(?:\s|$)", prompt)
+        if match is None or int(match[1]) >= classes:
+            raise ValueError(
+                f"prompt {prompt!r}: {model} needs a class number from 0 to {classes - 1} (-1 for none) as the first "
+                "word, as prompts=imagenet with prompts.classes gives, or prompts=scene_classes for var_tiny"
+            )
+        labels.append(classes if int(match[1]) < 0 else int(match[1]))
+    return labels
 
 
 @dataclass(frozen=True)
@@ -252,7 +251,12 @@ class Model(ModelDefaults, ABC):
 
     @abstractmethod
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Outputs:
-        """Return the samples of a batch of prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts."""
+        """Return the samples of a batch of prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts.
+
+        Raises:
+            NotFinite: the model produced NaN or infinite logits.
+            ValueError: the model cannot read a prompt.
+        """
 
     def resolve_settings(self, device: torch.device | str) -> Mapping[str, object]:
         """Return the settings whose meaning depends on the device, as the identity of a run has them."""

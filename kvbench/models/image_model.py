@@ -144,12 +144,7 @@ class ImageModel(Model, Generic[N, T]):
         return self.compute_dtype(device)
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
-        """Return images uint8 [B, H, W, 3] RGB of a batch.
-
-        Raises:
-            NotFinite: the model produced NaN or infinite logits.
-            ValueError: the model cannot read a prompt.
-        """
+        """Return images uint8 [B, H, W, 3] RGB of a batch."""
         with torch.inference_mode():
             latents = self._draw(prompts, cache, noise)
             cache.release()
@@ -192,11 +187,7 @@ class ImageModel(Model, Generic[N, T]):
         return self.sources if self.weights == "files" else {}
 
     def prepare(self) -> None:
-        """Download, convert and copy to the node's disk the files that `load` reads.
-
-        Raises:
-            WeightsError: naming all missing files.
-        """
+        """Download, convert and copy to the node's disk the files that `load` reads."""
         sources = self.list_sources()
         locate_all(list(sources.values()))
         for part, source in sources.items():

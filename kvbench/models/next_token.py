@@ -103,7 +103,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
 
     def __post_init__(self) -> None:
         if self.chunk is not None:
-            require_sizes("model", chunk=self.chunk)
+            require_sizes("model", self, "chunk")
 
     def _check_codes(self, name: str, codes: int) -> None:
         if codes != self.tokenizer.codes:
@@ -210,15 +210,11 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
     def __post_init__(self) -> None:
         self._check_codes("codes", self.transformer.codes)
         super().__post_init__()
-        require_sizes("model", prompt_tokens=self.prompt_tokens)
+        require_sizes("model", self, "prompt_tokens")
         self._check_sources("text")
 
     def check_files(self) -> None:
-        """Compare the `config.json` of the language model, if its files have one, with the settings.
-
-        Raises:
-            WeightsError: naming the file and the keys that differ.
-        """
+        """Compare the `config.json` of the language model, if its files have one, with the settings."""
         if "weights" in (sources := self.list_sources()):
             check_config(sources["weights"], expect_decoder(self.transformer), self.config_section)
 

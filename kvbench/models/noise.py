@@ -74,13 +74,7 @@ class CounterNoise:
 
 
 class AheadNoise:
-    """Noise that a second thread draws one step ahead.
-
-    Args:
-        draw: draws the numbers of one step.
-        steps: number of steps to draw.
-        thread: executor that draws them in order.
-    """
+    """Noise of some steps, which a second thread draws one step ahead, in order."""
 
     def __init__(self, draw: Callable[[], Tensor], steps: int, thread: ThreadPoolExecutor) -> None:
         self._draw, self._left, self._thread = draw, steps, thread

@@ -66,7 +66,6 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
         default_sinks: sink segments when the config names none; the prompt is the first segment.
         count_padding: whether the padding of a short prompt counts in its budget.
         tensor_parallel: number of processes that share the model.
-        processes: these processes, set before `load`.
     """
 
     name: str
@@ -90,8 +89,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
             raise ValueError(f"model.max_tokens={self.max_tokens}: must be at least 2")
-        names = ("prompt_tokens", "max_tokens", "chunk")
-        require_sizes("model", **{name: getattr(self, name) for name in names})
+        require_sizes("model", self, "prompt_tokens", "max_tokens", "chunk")
         check_sources(self.weights, self.sources, "weights")
 
     @property
@@ -185,21 +183,12 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
         return self.sources if self.weights == "files" else {}
 
     def prepare(self) -> None:
-        """Download, convert and copy to the node's disk the files that `load` reads.
-
-        Raises:
-            WeightsError: naming all missing files.
-        """
+        """Download, convert and copy to the node's disk the files that `load` reads."""
         for source in self.list_sources().values():
             prepare(source, partial(clean_decoder, shape=self.shape))
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> list[Text]:
-        """Return the texts of a batch.
-
-        Raises:
-            NotFinite: the model produced NaN or infinite logits.
-            ValueError: a prompt has more than `prompt_tokens` tokens.
-        """
+        """Return the texts of a batch."""
         drawn = self._draw(*lay_out(prompts, self._text, self.prompt_tokens), cache, noise)
         texts = zip(drawn.rows(), drawn.running.tolist(), strict=True)
         return [Text(self._text.decode(row), len(row), not running) for row, running in texts]

@@ -15,7 +15,7 @@ from kvbench.models.base import Cache, require_finite
 from kvbench.models.noise import Noise, draw_ahead
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.parts.sampling import TokenSampling, draw_token, guide
-from kvbench.models.parts.token_steps import DrawnTokens, compute_next, hold_noise, run_step
+from kvbench.models.parts.token_steps import DrawnTokens, hold_noise, run_step
 
 S = TypeVar("S", bound=DrawnTokens)
 
@@ -110,8 +110,7 @@ def draw_tokens(
             repeat, start = cache.open_steps(), count
             while not ended and count < start + segment.length:
                 step = partial(_step, transformer, cache, head, drawn, count)
-                inputs = head.list_inputs(count)
-                run_step(repeat, head.find_key(count), step, noise, numbers, device, *inputs)
+                run_step(repeat, head.find_key(count), step, noise, numbers, device, *head.list_inputs(count))
                 count += 1
                 ended = head.has_ended(drawn, count)
             # Once per segment, because the host waits for a GPU here.
@@ -124,7 +123,9 @@ def draw_tokens(
 def _step(
     transformer: Decoder, cache: Cache, head: Head[S], drawn: S, number: int, noise: Noise, *inputs: Tensor
 ) -> Tensor:
-    logits = compute_next(transformer, cache, drawn, head.branches)
+    x = transformer.embed(drawn.last).repeat(head.branches, 1)[:, None]
+    rotation = drawn.rotation.index_select(0, drawn.count)
+    logits = transformer.logits(transformer(x, rotation, cache.attend)[:, -1])
     return head.draw(drawn, logits, number, noise, *inputs)
 
 

@@ -54,11 +54,7 @@ FLOATS = {
 
 @cache
 def _find_type(number: int) -> TensorType:
-    """Return a type by its number in a file; `gguf` knows the sizes of blocks, and whether it unpacks them.
-
-    Raises:
-        ValueError: the type is not known or not unpacked, or the package is missing.
-    """
+    """Return a type by its number in a file; `gguf` knows the sizes of blocks, and whether it unpacks them."""
     if number in FLOATS:
         return FLOATS[number]
     try:

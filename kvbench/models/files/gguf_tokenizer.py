@@ -135,11 +135,7 @@ def _build(file: Gguf, kind: str, tokens: list[str]) -> "Tokenizer":
 
 
 def _find_kind(file: Gguf) -> str:
-    """Return `tokenizer.ggml.pre`, which says how texts are split into words.
-
-    Raises:
-        ValueError: the tokenizer is not byte-level BPE, or splits in a way that is not known.
-    """
+    """Return `tokenizer.ggml.pre`, which says how texts are split into words."""
     model, kind = (file.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if model != "gpt2":
         raise ValueError(f"tokenizer.ggml.model is {model!r:.60}, but only gpt2 (byte-level BPE) is read")

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
-from types import MappingProxyType
 from urllib.error import HTTPError
 
 from kvbench.core.claims import claim
@@ -251,7 +250,7 @@ def _list_cached(part: RepoPart, cache: Path) -> Listing:
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
     }
     try:
-        return _choose_files(part, commit, names, folder)
+        return _choose_files(part, commit, names, folder, {})
     except HubError:
         raise HubError(
             f"HF_HUB_OFFLINE is set or there is no network, and {part} is not in {cache.parent}; "
@@ -260,17 +259,9 @@ def _list_cached(part: RepoPart, cache: Path) -> Listing:
 
 
 def _choose_files(
-    part: RepoPart,
-    commit: str,
-    sizes: Mapping[str, int],
-    folder: Path,
-    hashes: Mapping[str, str] = MappingProxyType({}),
+    part: RepoPart, commit: str, sizes: Mapping[str, int], folder: Path, hashes: Mapping[str, str]
 ) -> Listing:
-    """Return the listing of the files that are read.
-
-    Raises:
-        HubError: there are none.
-    """
+    """Return the listing of the files that are read."""
     if part.file is not None and part.file in sizes:
         names = [part.file]
     else:

@@ -74,19 +74,15 @@ def list_files(path: Path) -> list[Path]:
 
 
 def find_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's files that are read, one after another.
-
-    Digests of large files are cached by path, size, time of modification and inode. One process hashes a file, others
-    wait.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Return the SHA-256 of a file, or of a folder's files that are read, as `digest_files`."""
     return digest_files(list_files(path))
 
 
 def digest_files(files: Sequence[Path]) -> str:
-    """Return the SHA-256 of files, one after another; see `find_digest`.
+    """Return the SHA-256 of files, one after another.
+
+    Digests of large files are cached by path, size, time of modification and inode. One process hashes a file, others
+    wait.
 
     Raises:
         OSError: a file cannot be read.
@@ -164,13 +160,7 @@ def stage(path: Path, digest: str) -> Path:
 
 
 def _copy_changed(pairs: Sequence[tuple[Path, Path]], digest: str) -> None:
-    """Copy the sources of (source, copy) unless the copies' contents have this digest.
-
-    A digest is remembered with size, time and inode of its file, so that a copy is read once.
-
-    Raises:
-        OSError: a file cannot be copied, or a new copy has another digest.
-    """
+    """Copy the sources of (source, copy) unless the copies have this digest, which is remembered by `digest_files`."""
     copies = [copy for _, copy in pairs]
     exist = all(copy.is_file() for copy in copies)
     if exist and digest_files(copies) == digest:

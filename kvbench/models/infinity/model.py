@@ -130,11 +130,7 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         return {**resolved, "captions": hash_values(self.vocabulary.words)}
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Check that every prompt has only words of the vocabulary, if the model has one.
-
-        Raises:
-            ValueError: naming the first wrong prompt.
-        """
+        """Check that every prompt has only words of the vocabulary, if the model has one."""
         if self.text == "vocabulary":
             self.vocabulary.check(prompts)
 

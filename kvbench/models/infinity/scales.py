@@ -21,21 +21,15 @@ _TALL = MappingProxyType(
 )
 
 
-def _mirrored(ratio: float) -> float:
-    return int(1 / ratio * 1000) / 1000
-
-
-def _parse(text: str, *, swap: bool) -> tuple[Size, ...]:
-    sizes = [tuple(int(side) for side in pair.split(",")) for pair in text.split()]
-    return tuple((w, h) if swap else (h, w) for h, w in sizes)
+def _parse(text: str) -> tuple[Size, ...]:
+    return tuple((int(height), int(width)) for height, width in (pair.split(",") for pair in text.split()))
 
 
 TEMPLATES = MappingProxyType(
     {
-        key: _parse(text, swap=swap)
-        for ratio, text in _TALL.items()
-        for key, swap in ((ratio, False), (_mirrored(ratio), True))
-        if key != 1 or not swap
+        key: sizes
+        for ratio, tall in ((ratio, _parse(text)) for ratio, text in _TALL.items())
+        for key, sizes in ((ratio, tall), (int(1 / ratio * 1000) / 1000, tuple((w, h) for h, w in tall)))
     }
 )
 """Height / width -> the 13 scales of one megapixel; rotary positions of all sizes are stretched onto the last one."""

@@ -35,7 +35,7 @@ class BSQConfig(NetworkShape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_sizes("model.tokenizer", bits=self.bits, scales=max(self.scales, 1))
+        require_sizes("model.tokenizer", self, *(("bits", "scales") if self.scales else ("bits",)))
 
     @property
     def networks(self) -> NetworkConfig:

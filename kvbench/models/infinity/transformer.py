@@ -62,7 +62,7 @@ class InfinityConfig:
         names = (
             "depth", "width", "heads", "block_chunks", "token_channels", "text_width", "text_maxlen", "levels",
         )  # fmt: skip
-        require_sizes("model.transformer", **{name: getattr(self, name) for name in names})
+        require_sizes("model.transformer", self, *names)
         if self.width % (4 * self.heads):
             raise ValueError(
                 f"model.transformer.width={self.width}: must be a multiple of 4 x heads={self.heads}, "

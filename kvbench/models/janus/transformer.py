@@ -26,7 +26,7 @@ class JanusConfig(PromptedImageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_sizes("model.transformer", code_width=self.code_width)
+        require_sizes("model.transformer", self, "code_width")
         self._check_cells("image")
 
     @property

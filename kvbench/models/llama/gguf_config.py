@@ -66,9 +66,6 @@ def _read_scaling(file: Gguf, name: str) -> dict[str, object] | None:
     """Return the scaling of rotary frequencies as `rope_scaling` of config.json; None without one.
 
     As in llama.cpp, a factor without a type scales linearly, `rope.scale_linear` is its older name, and 0 means 1.
-
-    Raises:
-        ValueError: frequencies are scaled neither linearly nor by Llama 3's scaling, or by both.
     """
     values, prefix = file.metadata, f"{name}.rope"
     kind = values.get(f"{prefix}.scaling.type", "linear")

@@ -56,11 +56,7 @@ class LlamaModel(TextModel):
         return {"transformer": asdict(self.shape)} if self.weights == "random" else {}
 
     def check_files(self) -> None:
-        """Compare `config.json` with the shape that is used: a given one, or one read before a download.
-
-        Raises:
-            WeightsError: naming the file and the settings that differ.
-        """
+        """Compare `config.json` with the shape that is used: a given one, or one read before a download."""
         for source in self.list_sources().values():
             if source.find() is None:
                 continue

@@ -114,7 +114,7 @@ def _replace(text: str, rules: Rules) -> str:
 def _drop_markup(text: str) -> str:
     parts: list[str] = []
     reader = HTMLParser()
-    reader.handle_data = parts.append  # type: ignore[method-assign]
+    reader.handle_data = lambda data: parts.append(data)  # type: ignore[method-assign]
     reader.feed(text)
     reader.close()
     return "".join(parts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -70,11 +71,7 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
         return [(self._transformer.cls_embedding, "forward"), *super()._passes]
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Check that every prompt begins with a class number, or has only words of the vocabulary.
-
-        Raises:
-            ValueError: naming the first wrong prompt.
-        """
+        """Check that every prompt begins with a class number, or has only words of the vocabulary."""
         if self.text is None:
             read_labels(prompts, self.transformer.classes, self.name)
         elif self.text == "vocabulary":
@@ -82,21 +79,18 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
 
     def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, list[int] | None]:
         """Embed classes or captions; the unconditional branch has the same padding as the conditional one."""
-        inputs, padding = self._read(prompts)
-        condition = self._transformer.cls_embedding(inputs, guided=self.sampling.branches > 1)
-        return condition, None if padding is None else padding * self.sampling.branches
-
-    def _read(self, prompts: Sequence[str]) -> tuple[Tensor, list[int] | None]:
-        """Return classes int64 [B] and None, or features of captions and the padding in front of each."""
+        branches = self.sampling.branches
+        embed = partial(self._transformer.cls_embedding, guided=branches > 1)
         if self._text is None:
             labels = read_labels(prompts, self.transformer.classes, self.name)
-            return torch.tensor(labels, device=self._device), None
+            return embed(torch.tensor(labels, device=self._device)), None
         capacity, dtype = self.transformer.text_tokens, self._transformer.output.weight.dtype
         if self.text == "vocabulary":
-            return self._text.encode(prompts).pad(capacity)[0].to(dtype), None
+            return embed(self._text.encode(prompts).pad(capacity)[0].to(dtype)), None
         captions = prompts if self.weights == "random" else [clean_caption(prompt) for prompt in prompts]
         text = self._text.encode(captions)
-        return text.pad(capacity, front=True)[0].to(dtype), [capacity - length for length in text.lengths]
+        features = text.pad(capacity, front=True)[0].to(dtype)
+        return embed(features), [capacity - length for length in text.lengths] * branches
 
     @property
     def _cleans(self) -> dict[str, Clean]:

@@ -34,7 +34,7 @@ class LlamaGenConfig(ImageDecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_sizes("model.transformer", classes=self.classes, text_tokens=self.text_tokens)
+        require_sizes("model.transformer", self, "classes", "text_tokens")
         self._check_cells("grid")
 
     @property

@@ -1,21 +1,18 @@
 """Decoder of Chameleon's image tokenizer (arXiv:2405.09818), a VQGAN of any image size."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
-from kvbench.models.parts.autoencoder import ConvDecoder, NetworkConfig
+from kvbench.models.parts.autoencoder import ConvDecoder
 from kvbench.models.parts.codebook import VQGAN, Codebook, VQGANConfig
 
 
 @dataclass(frozen=True)
 class ChameleonConfig(VQGANConfig):
-    """Shape of the tokenizer."""
+    """Shape of the tokenizer, with attention in the middle only."""
 
-    @property
-    def networks(self) -> NetworkConfig:
-        """Shape of the decoder, with attention in the middle only."""
-        return replace(super().networks, attention="middle")
+    attention = "middle"
 
 
 class Chameleon(VQGAN):

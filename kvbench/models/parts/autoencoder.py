@@ -43,7 +43,7 @@ class NetworkShape:
     grid: Size = (0, 0)
 
     def __post_init__(self) -> None:
-        require_sizes("model.tokenizer", base=self.base, blocks=self.blocks, stem=self.stem)
+        require_sizes("model.tokenizer", self, "base", "blocks", "stem")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Codebook of an image tokenizer: its shape, its modules and the search for the nearest code."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,13 +30,15 @@ class CodebookConfig:
     stem: int = 1
     base: int | None = None
 
+    attention: ClassVar[Literal["middle", "lowest"]] = "lowest"  # of `NetworkConfig`
+
     def __post_init__(self) -> None:
         if not self.widths:
             raise ValueError("model.tokenizer.widths=[]: must have the channels of at least one resolution")
 
     @property
     def networks(self) -> NetworkConfig:
-        """Shape of encoder and decoder, with attention at the lowest resolution."""
+        """Shape of encoder and decoder."""
         widths = tuple(self.widths)
         return NetworkConfig(
             base=self.base or widths[0],
@@ -44,7 +47,7 @@ class CodebookConfig:
             blocks=self.blocks,
             stem=self.stem,
             latents=self.channels,
-            attention="lowest",
+            attention=self.attention,
         )
 
 

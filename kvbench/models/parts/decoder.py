@@ -71,7 +71,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         names = ("depth", "width", "heads", "kv_heads", "head_dim", "hidden", "vocabulary")
-        require_sizes("model.transformer", **{name: getattr(self, name) for name in names})
+        require_sizes("model.transformer", self, *names)
         if self.heads % self.kv_heads:
             raise ValueError(f"model.transformer.kv_heads={self.kv_heads}: must divide heads={self.heads}")
         even = 2 if self.grid is None else 4
@@ -165,7 +165,7 @@ class PromptedImageConfig(ImageDecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_sizes("model.transformer", codes=self.codes)
+        require_sizes("model.transformer", self, "codes")
 
     @property
     def cells(self) -> tuple[int, int]:

@@ -85,9 +85,7 @@ def blank(pad: int, tokens: list[int]) -> list[int]:
 def read_lumina(path: Path, config: LinedImageConfig) -> FramedTokens:
     """Read Lumina-mGPT's byte-level `tokenizer.json`; the unconditional branch has no tokens before the image.
 
-    Raises:
-        ImportError: the `text` extra is not installed.
-        ValueError: not a tokenizer, or one with other special tokens or codes than the model's.
+    See `open_tokenizer` for errors; a ValueError also if special tokens or codes are not the model's.
     """
     reader = open_tokenizer(path)
     for name, number in (*LUMINA.items(), *map(name_size, config.image)):
@@ -104,15 +102,9 @@ def read_lumina(path: Path, config: LinedImageConfig) -> FramedTokens:
 def read_emu3(path: Path, config: LinedImageConfig, suffix: str, negative: str) -> FramedTokens:
     """Read Emu3's byte-level `tokenizer.json`, whose image tokens are the last ones of the vocabulary.
 
-    Args:
-        path: the file.
-        config: shape of the model, for the size of its images and the numbers of its codes.
-        suffix: text after every prompt.
-        negative: prompt of the unconditional branch.
-
-    Raises:
-        ImportError: the `text` extra is not installed.
-        ValueError: not a tokenizer, or one with other special tokens or codes than the model's.
+    `config` gives the size of images and the numbers of codes; `suffix` follows every prompt; `negative` is the prompt
+    of the unconditional branch. See `open_tokenizer` for errors; a ValueError also if special tokens or codes are not
+    the model's.
     """
     reader = open_tokenizer(path)
     begin, pad, newline, *ends = (find_token(reader, name) for name in EMU3)

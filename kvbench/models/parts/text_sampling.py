@@ -73,11 +73,8 @@ def truncate(logits: Tensor, sampling: TextSampling) -> tuple[Tensor, Tensor]:
 
 
 def _count_candidates(logits: Tensor, threshold: Tensor, count: int) -> int:
-    """Return the number of candidates among which every prompt has its `count` likeliest and the ties with the last.
-
-    On a GPU, where the host does not wait for the number of ties, MORE_CANDIDATES are added.
-    """
-    if logits.is_cuda:
+    """Return the number of candidates among which every prompt has its `count` likeliest and the ties with the last."""
+    if logits.is_cuda:  # where the host does not wait for the number of ties
         return min(count + MORE_CANDIDATES, logits.shape[-1])
     return max(count, int((logits >= threshold).sum(-1).max()))
 

@@ -18,9 +18,7 @@ from torch import Tensor
 from kvbench.core.devices import send
 from kvbench.engine.recording.graphs import Repeat
 from kvbench.engine.recording.repetitions import Repetitions, list_tensors
-from kvbench.models.base import Cache
 from kvbench.models.noise import CounterNoise, Noise
-from kvbench.models.parts.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -86,21 +84,10 @@ def hold_noise(noise: Noise, repetitions: Repetitions | None) -> Iterator[Noise]
     noise.step.copy_(held.step)
 
 
-def compute_next(transformer: Decoder, cache: Cache, drawn: DrawnTokens, branches: int) -> Tensor:
-    """Run the token drawn last through the decoder; return logits float32 [branches x B, vocabulary]."""
-    x = transformer.embed(drawn.last).repeat(branches, 1)[:, None]
-    rotation = drawn.rotation.index_select(0, drawn.count)
-    return transformer.logits(transformer(x, rotation, cache.attend)[:, -1])
-
-
-Step = Callable[..., Tensor]
-"""Draws a token int64 [B] with a `Noise` and further tensors."""
-
-
 def run_step(
     repeat: Repeat | None,
     key: Hashable,
-    step: Step,
+    step: Callable[..., Tensor],
     noise: Noise,
     numbers: int,
     device: torch.device,
@@ -110,8 +97,8 @@ def run_step(
 
     Args:
         repeat: result of `Cache.open_steps`.
-        key: key of the recording: whatever differs between steps and is not an input.
-        step: see `Step`.
+        key: whatever differs between steps and is not an input.
+        step: draws a token int64 [B] with a `Noise` and the inputs.
         noise: randomness, per prompt.
         numbers: random numbers that a step draws per prompt; the recording itself draws noise by counter.
         device: device of the step.

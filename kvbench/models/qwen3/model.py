@@ -13,12 +13,7 @@ from kvbench.models.text_tokens import TextTokenizer, read_tokenizer
 
 @dataclass
 class Qwen3Model(TextModel):
-    """Qwen3 at any size; see `TextModel` for the other settings.
-
-    Attributes:
-        transformer: shape of the language model.
-        sampling: temperature and truncation.
-    """
+    """Qwen3 at any size; see `TextModel` for its settings."""
 
     transformer: Qwen3Config
     sampling: TextSampling
@@ -28,11 +23,7 @@ class Qwen3Model(TextModel):
         check_split(self.transformer, self.tensor_parallel)
 
     def check_files(self) -> None:
-        """Compare the folder's `config.json`, if it has one, with the settings.
-
-        Raises:
-            WeightsError: naming the file and the keys that differ.
-        """
+        """Compare the folder's `config.json`, if it has one, with the settings."""
         tied = Expected(self.transformer.tied, "model.transformer.tied")
         for source in self.list_sources().values():
             check_config(source, {**expect_decoder(self.transformer), "tie_word_embeddings": tied})

@@ -83,11 +83,7 @@ class VARModel(ImageModel[VAR, VQVAE], ReadableScales):
         return [(self._transformer, name) for name in ("condition", "scale")]
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Check that every prompt begins with a class number.
-
-        Raises:
-            ValueError: naming the first wrong prompt.
-        """
+        """Check that every prompt begins with a class number."""
         read_labels(prompts, self.transformer.classes, self.name)
 
     def output_projection(self, layer: int) -> Tensor:

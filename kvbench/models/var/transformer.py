@@ -55,8 +55,7 @@ class VARConfig:
     shared_aln: bool = False
 
     def __post_init__(self) -> None:
-        names = ("depth", "width", "heads", "classes", "codes", "channels")
-        require_sizes("model.transformer", **{name: getattr(self, name) for name in names})
+        require_sizes("model.transformer", self, "depth", "width", "heads", "classes", "codes", "channels")
         if len(self.sides) < 2:
             raise ValueError(f"model.transformer.sides={list(self.sides)}: must have at least 2 scales")
         if self.width % self.heads:
