@@ -15,7 +15,6 @@ from kvbench.models.files.generation_config import list_unfollowed
 from kvbench.models.files.gguf import Gguf
 from kvbench.models.files.gguf_tokenizer import make_generation_config
 from kvbench.models.files.weights import Source
-from kvbench.models.llama.model import LlamaModel
 from kvbench.models.parts.text_sampling import TextSampling
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.transformer import Qwen3Config
@@ -23,7 +22,7 @@ from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from tests.support.fake_run import job_in
 from tests.support.gguf_file import byte_vocabulary
-from tests.support.reference_llama import write_twin
+from tests.support.reference_llama import reading, write_twin
 
 transformers = pytest.importorskip("transformers")
 KEY = "model.sources.weights"
@@ -41,13 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("smollm3")
     write_twin("smollm3", path)
     return path
-
-
-def reading(path: Path) -> LlamaModel:
-    sources = {"weights": Source(KEY, str(path))}
-    return LlamaModel(
-        name="twin", sampling=TextSampling(0), sources=sources, prompt_tokens=7, max_tokens=9, chunk=8
-    )
 
 
 def test_every_key_that_transformers_processes_is_named() -> None:
@@ -86,7 +78,7 @@ def test_a_run_says_once_what_it_does_not_follow(
 ) -> None:
     shutil.copytree(folder, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(QWEN))
-    one, prompts = reading(tmp_path / "model"), [Prompt(0, "one plus two")]
+    one, prompts = reading(tmp_path / "model", max_tokens=9), [Prompt(0, "one plus two")]
     job = job_in(tmp_path, model=one, method=Full(), budget=1, prompts=prompts, evaluators={}, sinks=0)
     outcome = execute.run(job)
     line = "model=twin: its files say repetition_penalty=1.05, do_sample=True, temperature=0.7, top_k=20, top_p=0.8, "

@@ -124,24 +124,26 @@ def test_whole_files_stay_when_a_download_ends(hub: FakeHub, monkeypatch: pytest
     assert bytes_of == {name: len(T5[name]) for name in NEEDED}
 
 
-@pytest.mark.parametrize("part", [b"xxxxxx", b"x" * 12])
-def test_a_part_that_is_damaged_begins_anew(part: bytes, hub: FakeHub) -> None:
+def receive_part(content: bytes) -> tuple[Listing, Path]:
+    """What an earlier download of `net.pth` left: its listing and the file of its first bytes."""
     (listing,) = survey([NET])
     assert isinstance(listing, Listing)
     partial = listing.find_partial("net.pth")
     partial.parent.mkdir(parents=True)
-    partial.write_bytes(part)
+    partial.write_bytes(content)
+    return listing, partial
+
+
+@pytest.mark.parametrize("part", [b"xxxxxx", b"x" * 12])
+def test_a_part_that_is_damaged_begins_anew(part: bytes, hub: FakeHub) -> None:
+    receive_part(part)
     with pytest.raises(WeightsError, match=r"ended early \(net\.pth is damaged and is downloaded again\)"):
         NET.locate()
     assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
 
 
 def test_a_part_is_replaced_where_the_server_sends_the_whole_file(hub: FakeHub) -> None:
-    (listing,) = survey([NET])
-    assert isinstance(listing, Listing)
-    partial = listing.find_partial("net.pth")
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(b"nnnn")
+    listing, partial = receive_part(b"nnnn")
     hub.ranges = False
     assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
     partial.write_bytes(b"longer than the file")

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.headkv import HeadKV
@@ -24,14 +23,13 @@ from kvbench.models.lumina.sampling import LuminaSampling
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.parts.image_lines import forbid
-from kvbench.models.parts.rotary import rotate_line
 from kvbench.models.parts.sampling import TokenSampling, guide, truncate
 from kvbench.models.parts.tokens import FramedTokens, lay_out
 from kvbench.models.token_loop import ImageHead, draw_tokens
 from tests.support import reference_emu3 as emu3
 from tests.support import reference_janus as janus
 from tests.support import reference_lumina as lumina
-from tests.support.drawing import Recorded, Silence, close, halves_as_pairs
+from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import open_cache, prepared
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import PlainCache
@@ -126,11 +124,6 @@ Pairs = Iterator[tuple[Tensor, Tensor, float]]
 """Found and official tensors, and the tolerance."""
 
 
-def in_turns(x: Tensor, dim: int) -> Tensor:
-    """Sequences of both branches in turns, as Janus' program has them, out of one branch after the other."""
-    return torch.stack(x.chunk(2, dim), dim + 1).flatten(dim, dim + 1)
-
-
 def count_kept(run: Run, guided: list[Tensor]) -> Tensor:
     """Codes that truncation leaves, [tokens, images]."""
     assert run.forbidden is not None
@@ -138,20 +131,16 @@ def count_kept(run: Run, guided: list[Tensor]) -> Tensor:
     return torch.stack([truncate(one, run.settings).isfinite().sum(-1) for one in masked])
 
 
-def compare_janus(run: Run, seen: Recorded, guided: list[Tensor], past: Any) -> Pairs:
+def compare_janus(run: Run, seen: Recorded, guided: list[Tensor]) -> Pairs:
     expected = run.expected
     yield torch.stack(guided), expected["cfg_logits"], 1e-4
     for name, parts in (("raw_logits", seen.logits), ("hidden", seen.hidden)):
         if name in expected:
-            yield in_turns(torch.stack(parts), 1), expected[name], 1e-4
-    if past and "cache_k0" in expected:
-        for layer in (0, 2):
-            k, v = (in_turns(part, 0) for part in past[layer])
-            yield v, expected[f"cache_v{layer}"], 1e-4
-            yield k, halves_as_pairs(expected[f"cache_k{layer}"]), 1e-4
+            # Janus' program has sequences of both branches in turns.
+            yield torch.stack(torch.stack(parts).chunk(2, 1), 2).flatten(1, 2), expected[name], 1e-4
 
 
-def compare_lumina(run: Run, seen: Recorded, guided: list[Tensor], past: Any) -> Pairs:
+def compare_lumina(run: Run, seen: Recorded, guided: list[Tensor]) -> Pairs:
     expected, start = run.expected, len(run.given["forced"])
     kept = count_kept(run, guided)[:, 0]
     yield kept, expected["kept_counts"][start : start + TOKENS].to(kept), 0
@@ -168,24 +157,9 @@ def compare_lumina(run: Run, seen: Recorded, guided: list[Tensor], past: Any) ->
             found = truncate(guided[step].masked_fill(run.forbidden(step), -math.inf), run.settings)[0]
             assert torch.equal(found.isfinite(), best.isfinite())
             yield found[found.isfinite()], best[best.isfinite()], 1e-4
-    if past and "cond.cache_k0" in expected:
-        yield from compare_cached_lumina(run, past)
 
 
-def compare_cached_lumina(run: Run, past: dict[int, tuple[Tensor, Tensor]]) -> Pairs:
-    """The other branch, whose positions begin where its tokens do, has been turned on."""
-    room = run.count(run.prompts[0])
-    table = rotate_line(room, 8, 10000.0)
-    for row, (branch, padding) in enumerate((("cond", 0), ("uncond", room - 3))):
-        for layer in (0, 1):
-            k, v = (part[row : row + 1, :, padding:] for part in past[layer])
-            count = k.shape[2]
-            yield v, run.expected[f"{branch}.cache_v{layer}"][:, :, :count], 1e-5
-            back = rotate(k.transpose(1, 2), table[padding : padding + 1, None].conj()).transpose(1, 2)
-            yield back, halves_as_pairs(run.expected[f"{branch}.cache_k{layer}"][:, :, :count]), 1e-5
-
-
-def compare_emu3(run: Run, seen: Recorded, guided: list[Tensor], past: Any) -> Pairs:
+def compare_emu3(run: Run, seen: Recorded, guided: list[Tensor]) -> Pairs:
     logits, count = torch.stack(seen.logits), len(run.prompts)
     yield logits[:, :count], run.expected["logits"][:TOKENS], 1e-4
     if run.settings.branches > 1:
@@ -217,7 +191,7 @@ def test_prompts_give_the_official_tokens(
     official = run.expected["tokens"].view(count, -1)[:, len(run.given.get("forced", ())) :]
     assert torch.equal(tokens, official[:, : tokens.shape[1]])
     guided = [guide(logits, run.settings, token) for token, logits in enumerate(seen.logits)]
-    for found, expected, atol in COMPARE[family](run, seen, guided, cache.past if plain else None):
+    for found, expected, atol in COMPARE[family](run, seen, guided):
         close(found, expected, atol)
     if "image_u8" in run.expected:
         codes = tokens.unflatten(1, (4, -1))

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.marks import slow_except
-from tests.support.small_models import SMALL_TOKENIZER, configured, full, load, shrink
+from tests.support.small_models import SMALL_QWEN3, SMALL_TOKENIZER, configured, full, load, shrink
 
 CAPTIONS = ["a red circle", "two blue rings and a dog", "a blue circle"]
 CLASSES = ["3", "7 tench", "4"]
@@ -19,20 +19,20 @@ CLASSES = ["3", "7 tench", "4"]
 
 @dataclass(frozen=True)
 class Case:
-    """A small model and its prompts: two for a batch and one more, and `alike`, the two in other words."""
+    """A small image model and its prompts: two for a batch and one more, and `alike`, the two in other words."""
 
     overrides: tuple[str, ...]
     size: tuple[int, int]
     prompts: list[str]
-    capacity: int = 0  # one token less than eight words need; 0 where prompts are no tokens
+    roomy: bool = False  # whether prompts are tokens
     alike: tuple[str, str] | None = None
 
 
 _LLAMAGEN = {"heads": 2, "vocabulary": 128, "grid": [5, 6]}
 CASES = {
-    "janus": Case(reference_janus.SMALL, (20, 24), CAPTIONS, 9),
-    "lumina": Case(reference_lumina.SMALL, (24, 24), CAPTIONS, 12),
-    "emu3": Case(reference_emu3.SMALL, (20, 24), CAPTIONS, 12),
+    "janus": Case(reference_janus.SMALL, (20, 24), CAPTIONS, roomy=True),
+    "lumina": Case(reference_lumina.SMALL, (24, 24), CAPTIONS, roomy=True),
+    "emu3": Case(reference_emu3.SMALL, (20, 24), CAPTIONS, roomy=True),
     "llamagen": Case(
         shrink("llamagen_b", *SMALL_TOKENIZER, **_LLAMAGEN, classes=10), (20, 24), CLASSES, alike=("3 x", "7")
     ),
@@ -54,7 +54,13 @@ CASES = {
         ["a red circle", "a blue square", "a blue circle"],
     ),
 }
-TOKENS = list(CASES)[:3]
+TOKENS = [
+    (reference_janus.SMALL, 10),
+    (reference_lumina.SMALL, 13),
+    (reference_emu3.SMALL, 13),
+    ((*SMALL_QWEN3, "model.prompt_tokens=7"), 8),
+]
+"""Small models, and the tokens of eight words, one more than fit."""
 
 
 @pytest.fixture(scope="module")
@@ -91,18 +97,17 @@ def test_images_depend_on_prompt_and_noise_and_on_nothing_else(case: str, tiny: 
     assert not torch.equal(draw([other, prompts[1]])[0], images[0])
     assert not torch.equal(draw(prompts, seed=1)[0], images[0])
     assert (draw(prompts[1:], first=1)[0].int() - images[1].int()).abs().max() <= 1
-    if given.capacity:
+    if given.roomy:
         roomy = replace(tiny, prompt_tokens=20)
         roomy.load("cpu")
         assert (draw(prompts, model=roomy).int() - images.int()).abs().max() <= 1
 
 
-@pytest.mark.parametrize("case", TOKENS)
-def test_prompts_too_long_are_refused_by_name(case: str, tiny: Any) -> None:
-    prompt, capacity = "one two three four five six seven eight", CASES[case].capacity
-    needed = capacity + 1
-    message = f"prompt {prompt!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {capacity}"
-    refuses(tiny, prompt, message)
+@pytest.mark.parametrize(("overrides", "needed"), TOKENS)
+def test_prompts_too_long_are_refused_by_name(overrides: tuple[str, ...], needed: int) -> None:
+    prompt = "one two three four five six seven eight"
+    told = f"prompt {prompt!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {needed - 1}"
+    refuses(load(*overrides), prompt, told)
 
 
 def test_an_unconditional_prompt_that_is_too_long_is_refused() -> None:

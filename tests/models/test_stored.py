@@ -16,6 +16,7 @@ from kvbench.core.files import hash_path
 from kvbench.models.files import checkpoints, parameters, stored, weights
 from kvbench.models.files.checkpoints import WeightsError, split_layers
 from kvbench.models.files.mapped import give_back, list_file_maps
+from kvbench.models.files.parameters import Place
 from kvbench.models.files.weights import Source
 from kvbench.models.janus.files import clean_janus
 from tests.support.command_line import run_python
@@ -28,6 +29,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "home"))
     monkeypatch.delenv("KVBENCH_STAGE", raising=False)
     return tmp_path / "home"
+
+
+def save_linear(path: Path, size: int = 2) -> Path:
+    save_file({"weight": torch.ones(size, size), "bias": torch.ones(size)}, path)
+    return path
+
+
+def load_linear(path: Path, size: int = 2, place: Place = parameters.to_float32) -> tuple[nn.Linear, str]:
+    """A layer filled from a file, and the digest."""
+    module = parameters.build_on_meta(lambda: nn.Linear(size, size))
+    return module, parameters.load_into(module, Source("key", str(path)), dict, place)  # type: ignore[arg-type]
 
 
 def test_digests_are_kept_for_a_file(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,21 +126,19 @@ def test_layers_one_at_a_time_are_the_whole() -> None:
 
 
 def test_a_node_has_its_own_copy(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "net.safetensors"
-    save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, path)
+    path = save_linear(tmp_path / "net.safetensors")
     monkeypatch.setenv("KVBENCH_STAGE", str(tmp_path / "disk"))
     read: list[Path] = []
     original = checkpoints.read
     monkeypatch.setattr(parameters, "read", lambda file: read.append(file) or original(file))
     for _ in range(2):
-        module = parameters.build_on_meta(lambda: nn.Linear(2, 2))
-        assert parameters.load_into(module, Source("key", str(path)), dict) == hash_path(path)  # type: ignore[arg-type]
+        assert load_linear(path)[1] == hash_path(path)
     copy = tmp_path / "disk" / hash_path(path)[:16] / "net.safetensors"
     assert read == [copy, copy]
     (tmp_path / "full").write_text("no folder")
     monkeypatch.setenv("KVBENCH_STAGE", str(tmp_path / "full"))
     with pytest.raises(ConfigError, match=r"^KVBENCH_STAGE=.*: cannot copy .*; free space or unset it$"):
-        parameters.load_into(module, Source("key", str(path)), dict)  # type: ignore[arg-type]
+        load_linear(path)
 
 
 def test_a_copy_of_other_bytes_is_made_anew(
@@ -136,17 +146,15 @@ def test_a_copy_of_other_bytes_is_made_anew(
 ) -> None:
     folder = tmp_path / "net"
     folder.mkdir()
-    save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, folder / "model.safetensors")
+    save_linear(folder / "model.safetensors")
     (folder / "config.json").write_text("{}")
     monkeypatch.setenv("KVBENCH_STAGE", str(tmp_path / "disk"))
     monkeypatch.setattr(stored, "MIN_CACHED_BYTES", 1)
     copy = weights.prepare(Source("key", str(folder))).path / "model.safetensors"
     content = (folder / "model.safetensors").read_bytes()
     assert copy.read_bytes() == content
-    os.utime(copy, (1e9, 1e9))
-    os.utime(copy.with_name("config.json"), (1e9, 1e9))
-    os.utime(folder / "model.safetensors", (1e9, 1e9))
-    os.utime(folder / "config.json", (1e9, 1e9))
+    for file in (*copy.parent.iterdir(), *folder.iterdir()):
+        os.utime(file, (1e9, 1e9))
     weights.prepare(Source("key", str(folder)))
     with monkeypatch.context() as patch:  # size, time and inode spare the second reading
         patch.setattr(stored, "hash_files", lambda files: pytest.fail(f"{files} are read again"))
@@ -160,13 +168,9 @@ def test_a_copy_of_other_bytes_is_made_anew(
 
 
 def test_an_overwritten_file_changes_no_loaded_weights(home: Path, tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    ones = {"weight": torch.ones(64, 64), "bias": torch.ones(64)}
-    save_file(ones, path)
-    module = parameters.build_on_meta(lambda: nn.Linear(64, 64))
-    parameters.load_into(module, Source("key", str(path)), dict)  # type: ignore[arg-type]
-    calibration = tmp_path / "calibration.safetensors"
-    checkpoint.save(calibration, ones, {})
+    path, calibration = save_linear(tmp_path / "net.safetensors", 64), tmp_path / "calibration.safetensors"
+    module, _ = load_linear(path, 64)
+    checkpoint.save(calibration, load_file(path), {})
     tensors, _ = checkpoint.load(calibration)
     for file in (path, calibration):
         size = file.stat().st_size
@@ -178,16 +182,14 @@ def test_an_overwritten_file_changes_no_loaded_weights(home: Path, tmp_path: Pat
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(home: Path, tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, path)
-    module = parameters.build_on_meta(lambda: nn.Linear(2, 2))
+    path = save_linear(tmp_path / "net.safetensors")
 
     def place(_: str, tensor: torch.Tensor) -> torch.Tensor:
         path.write_bytes(path.read_bytes()[:-4] + bytes(4))
         return tensor
 
     with pytest.raises(WeightsError, match=r"net\.safetensors: was changed while it was read"):
-        parameters.load_into(module, Source("key", str(path)), dict, place)  # type: ignore[arg-type]
+        load_linear(path, place=place)
 
 
 def test_parameters_go_to_the_device_in_their_dtype_one_by_one(home: Path, tmp_path: Path) -> None:
@@ -267,8 +269,7 @@ print(sum(2 * p.numel() for p in make(40).parameters()))
 @pytest.mark.slow
 def test_conversion_and_loading_in_16_bits_hold_the_file_once(home: Path, tmp_path: Path) -> None:
     """At Infinity-8B's shapes the peak beyond the file is one layer; 40 layers take at most 1.15 of the file."""
-    small = tmp_path / "small.safetensors"
-    save_file({"weight": torch.ones(1, 1), "bias": torch.ones(1)}, small)
+    small = save_linear(tmp_path / "small.safetensors", 1)
     done = run_python(ROOT, "-c", MEASURE, str(small), str(tmp_path), KVBENCH_WEIGHTS=str(home))
     assert done.returncode == 0, done.stderr
     *beyond, whole = map(int, done.stdout.split())

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -51,12 +52,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_image_cache(
-    method: Method,
-    record: GraphRecorder | None = None,
-    chunk: int | None = None,
-    sampling: LlamaGenSampling = SAMPLING,
+    method: Method, record: GraphRecorder | None = None, chunk: int | None = None
 ) -> KVCache:
-    spec = CONFIG.describe("small", CONFIG.segments(CONFIG.condition, chunk), sampling.branches)
+    spec = CONFIG.describe("small", CONFIG.segments(CONFIG.condition, chunk), SAMPLING.branches)
     return open_cache(method, spec, 1 if isinstance(method, Full) else 8, record=record)
 
 
@@ -104,32 +102,27 @@ def test_a_generation_leaves_other_noise_by_counter_alone() -> None:
     assert [noise.step.tolist() for noise in noises] == [[16], [16]]
 
 
-def test_a_smaller_batch_has_a_recording_of_its_own() -> None:
-    plain, recorded = open_image_cache(Full()), open_image_cache(Full(), tape := Tape())
-    for labels in ((1, 4, 2), (3,), (0, 2, 1), (4,)):
-        assert torch.equal(draw(recorded, labels), draw(plain, labels))
-    assert tape.recorded == 2
+EVEN = torch.arange(CONFIG.vocabulary) % 2 == 0
+RECORDED: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any], int | None, int]] = {
+    "a smaller batch": (((1, 4, 2), (3,), (0, 2, 1), (4,)), {}, None, 2),
+    "guidance that ends": (((1, 4),), {"sampling": replace(SAMPLING, cfg_interval=10)}, None, 2),
+    "forbidden codes": (((1, 4),), {"forbidden": lambda number: EVEN if number % 3 else ~EVEN}, None, 1),
+    "segments of a token": (((1, 4),), {}, 1, 1),
+    "segments of two tokens": (((1, 4),), {}, 2, 1),
+}
+"""Classes of batches, settings of the draw, tokens of a segment, and recordings."""
 
 
-def test_guidance_that_ends_has_two_recordings() -> None:
-    sampling = replace(SAMPLING, cfg_interval=10)
-    tape = Tape()
-    plain, recorded = (open_image_cache(Full(), record) for record in (None, tape))
-    assert torch.equal(draw(recorded, sampling=sampling), draw(plain, sampling=sampling))
-    assert tape.recorded == 2
-
-
-def test_forbidden_codes_are_an_input_of_a_step() -> None:
-    """Codes of even and of odd numbers in turn."""
-    even = torch.arange(CONFIG.vocabulary) % 2 == 0
-    tape = Tape()
-    plain, recorded = (open_image_cache(Full(), record) for record in (None, tape))
-    expected, found = (
-        draw(cache, forbidden=lambda number: even if number % 3 else ~even) for cache in (plain, recorded)
-    )
-    assert torch.equal(found, expected)
-    assert (found % 2 == (torch.arange(found.shape[1]) % 3 > 0)).all()
-    assert tape.recorded == 1
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_a_step_does_not_read_has_a_recording_of_its_own(name: str) -> None:
+    batches, more, chunk, count = RECORDED[name]
+    plain, recorded = open_image_cache(Full(), None, chunk), open_image_cache(Full(), tape := Tape(), chunk)
+    for labels in batches:
+        found = draw(recorded, labels, **more)
+        assert torch.equal(found, draw(plain, labels, **more))
+        if "forbidden" in more:
+            assert (found % 2 == (torch.arange(found.shape[1]) % 3 > 0)).all()
+    assert tape.recorded == count
 
 
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "stream"), (8.0, "stream"), (8.0, "counter")])
@@ -161,14 +154,6 @@ def test_recorded_steps_write_the_same_texts(
     assert tape.recorded == 1
     if temperature:
         assert texts[1] != texts[3] != texts[5]
-
-
-@pytest.mark.parametrize("chunk", [1, 2])
-def test_short_segments_are_repeated_too(chunk: int) -> None:
-    tape = Tape()
-    plain, recorded = (open_image_cache(Full(), record, chunk) for record in (None, tape))
-    assert torch.equal(draw(recorded), draw(plain))
-    assert tape.recorded == 1
 
 
 def test_the_model_runs_three_times_in_all_generations(monkeypatch: pytest.MonkeyPatch) -> None:

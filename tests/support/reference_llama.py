@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvbench.models.files.weights import Source
+from kvbench.models.llama.model import LlamaModel
+from kvbench.models.parts.text_sampling import TextSampling
 from tests.support.reference_qwen3 import END, PAD, VOCABULARY, make_official, write_tokenizer
 
 SIZES = {
@@ -44,3 +47,10 @@ def write_twin(name: str, folder: Path) -> Any:
     model.save_pretrained(folder, max_shard_size="40KB")
     write_tokenizer(folder)
     return model
+
+
+def reading(path: Path | str | None, repo: str | None = None, **settings: Any) -> LlamaModel:
+    """A model of a folder's files that takes the likeliest token, not loaded."""
+    source = Source("model.sources.weights", None if path is None else str(path), repo)
+    sizes = {"prompt_tokens": 7, "max_tokens": 30, "chunk": 8, **settings}
+    return LlamaModel(name="twin", sampling=TextSampling(0), sources={"weights": source}, **sizes)

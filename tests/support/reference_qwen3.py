@@ -9,8 +9,10 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.methods.full import Full
+from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.transformer import Qwen3Config
+from kvbench.models.text_model import TextModel
 from tests.support.engine import open_cache
 
 VOCABULARY = 97
@@ -78,6 +80,19 @@ def pad(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     rows = [[PAD] * (room - len(row)) + [*row] for row in prompts]
     exists = [[0] * (room - len(row)) + [1] * len(row) for row in prompts]
     return torch.tensor(rows), torch.tensor(exists)
+
+
+def check_greedy(one: TextModel, official: Any) -> None:
+    """Check that the likeliest texts after two prompts in the chat template are those of transformers' model."""
+    prompts, thought = ["one plus two", "three"], [] if one.thinking else [4, 5]
+    asked = [[2, *(WORDS.index(word) for word in prompt.split()), 3, *thought] for prompt in prompts]
+    assert [one._text.encode(prompt) for prompt in prompts] == asked
+    tokens, exists = pad(asked)
+    drawn = official.generate(tokens, attention_mask=exists, do_sample=False, max_new_tokens=30)
+    texts = one.generate(prompts, open_cache(Full(), one.spec), PromptNoise(0, range(2)))
+    for text, row in zip(texts, drawn[:, tokens.shape[1] :].tolist(), strict=True):
+        length = row.index(END) + 1 if END in row else len(row)
+        assert (text.tokens, text.ended, text.text) == (length, END in row, one._text.decode(row[:length]))
 
 
 def official_logits(model: Any, prompts: Sequence[Sequence[int]], answers: Tensor) -> Tensor:

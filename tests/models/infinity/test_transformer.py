@@ -44,8 +44,7 @@ class Watched(NamedTuple):
     bits: list[Tensor]
 
 
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+def watch(patch: pytest.MonkeyPatch) -> Watched:
     """Records every scale's logits and drawn bits."""
     seen = Watched([], [])
     for name, record in (("compute_logits", seen.logits), ("draw_bits", seen.bits)):
@@ -55,8 +54,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
             record.append(inner(*arguments))
             return record[-1]
 
-        monkeypatch.setattr(generation, name, wrapped)
+        patch.setattr(generation, name, wrapped)
     return seen
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return watch(monkeypatch)
 
 
 class Forced(NamedTuple):
@@ -175,15 +179,8 @@ def test_a_pass_equals_steps(model: str, seed: int, later: list[tuple[int, int]]
         torch.rand(len(lengths), h * patch, w * patch, vae.config.bits, generator=generator) < 0.5
         for h, w in sizes
     ]
-    stepped: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patched:
-        inner = generation.compute_logits
-
-        def compute_logits(*arguments: Any) -> Tensor:
-            stepped.append(inner(*arguments))
-            return stepped[-1]
-
-        patched.setattr(generation, "compute_logits", compute_logits)
+        stepped = watch(patched).logits
         noise = PromptNoise(0, range(len(lengths)))
         draw_bit_scales(net, Forced(vae, forced), text, segments, grow(), noise, Sampling(cfg=1.0))
     grid = (sizes[-1][0] * patch, sizes[-1][1] * patch)

@@ -5,7 +5,6 @@ import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,24 +15,16 @@ from kvbench.methods.full import Full
 from kvbench.methods.shared.view import View
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.hub import HubError
-from kvbench.models.files.weights import Source
 from kvbench.models.llama.model import LlamaModel
 from kvbench.models.noise import PromptNoise
-from kvbench.models.parts.text_sampling import TextSampling
 from kvbench.models.qwen3.model import Qwen3Model
 from tests.support.engine import open_cache
-from tests.support.reference_llama import write_twin
+from tests.support.reference_llama import reading, write_twin
 from tests.support.reference_qwen3 import TEMPLATE, WORDS, write_tokenizer
 from tests.support.small_models import configured, full
 
 SHIPPED = "pkg://kvbench/assets/reasoner_tiny/model"
 KEY = "model.sources.weights"
-
-
-def reading(path: Path | str | None, repo: str | None = None, **settings: Any) -> LlamaModel:
-    sizes = {"prompt_tokens": 7, "max_tokens": 30, "chunk": 8, **settings}
-    source = Source(KEY, None if path is None else str(path), repo)
-    return LlamaModel(name="twin", sampling=TextSampling(0), sources={"weights": source}, **sizes)
 
 
 @pytest.fixture(scope="module")

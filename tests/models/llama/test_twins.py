@@ -11,14 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvbench.models.files.checkpoints import WeightsError
-from kvbench.models.files.weights import Source
 from kvbench.models.llama.model import LlamaModel
-from kvbench.models.noise import PromptNoise
-from kvbench.models.parts.text_sampling import TextSampling
 from tests.support import reference_qwen3 as reference
-from tests.support.reference_llama import TWINS, official, write_twin
-from tests.support.reference_qwen3 import END, WORDS
-from tests.support.small_models import full
+from tests.support.reference_llama import TWINS, official, reading, write_twin
 
 pytest.importorskip("transformers")
 UNEQUAL = [[5, 9, 20, 33, 41, 96, 7], [3, 88], [60, 61, 62, 2]]
@@ -35,12 +30,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
         folder = tmp_path_factory.mktemp(name)
         made[name] = folder, write_twin(name, folder)
     return made
-
-
-def reading(folder: Path, **settings: Any) -> LlamaModel:
-    sources = {"weights": Source("model.sources.weights", str(folder))}
-    sizes = {"prompt_tokens": 7, "max_tokens": 30, "chunk": 8, **settings}
-    return LlamaModel(name="twin", sampling=TextSampling(0), sources=sources, **sizes)
 
 
 def load(folder: Path, **settings: Any) -> LlamaModel:
@@ -80,15 +69,7 @@ def test_in_bfloat16_they_differ_by_rounding(folders: dict[str, tuple[Path, Any]
 @each
 def test_greedy_texts_are_those_of_transformers(folders: dict[str, tuple[Path, Any]], name: str) -> None:
     folder, theirs = folders[name]
-    one = load(folder, thinking=False)
-    prompts = ["one plus two", "three"]
-    asked = [[2, *(WORDS.index(word) for word in prompt.split()), 3, 4, 5] for prompt in prompts]
-    tokens, exists = reference.pad(asked)
-    drawn = theirs.generate(tokens, attention_mask=exists, do_sample=False, max_new_tokens=30)
-    texts = one.generate(prompts, full(one), PromptNoise(0, range(2)))
-    for text, row in zip(texts, drawn[:, tokens.shape[1] :].tolist(), strict=True):
-        length = row.index(END) + 1 if END in row else len(row)
-        assert (text.tokens, text.ended, text.text) == (length, END in row, one._text.decode(row[:length]))
+    reference.check_greedy(load(folder, thinking=False), theirs)
 
 
 def test_a_file_that_holds_the_tied_embedding_twice_loads(

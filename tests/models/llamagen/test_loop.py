@@ -1,7 +1,7 @@
 """LlamaGen's transformer, sampling and loop: equal to the official ones, run by run and on the engine."""
 
+from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
@@ -14,13 +14,13 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models import noise as noise_module
 from kvbench.models import token_loop
-from kvbench.models.base import Cache, NotFinite, TextFeatures
+from kvbench.models.base import Cache, NotFinite
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.models.parts.sampling import TokenSampling, draw_token, guide, truncate
 from tests.support import drawing
-from tests.support.drawing import Silence
+from tests.support.drawing import Recorded, Silence
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import CONFIGS, PlainCache, golden, meta, tokenizer, transformer
@@ -44,24 +44,6 @@ def engine(
 ) -> KVCache:
     spec = config.describe("tiny", segments_of(config, chunk), branches)
     return open_cache(Full(), spec, dtype=dtype)
-
-
-class Recorded:
-    """A transformer whose logits and hidden states are noted."""
-
-    def __init__(self, model: LlamaGen, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.logits: list[Tensor] = []
-        self.layers: list[list[Tensor]] = []
-        logits, forward = model.logits, model.forward
-        monkeypatch.setattr(model, "logits", lambda x: self.logits.append(logits(x)) or self.logits[-1])
-
-        def watched(*given: object) -> Tensor:
-            self.layers.append([])
-            return forward(*given)
-
-        monkeypatch.setattr(model, "forward", watched)
-        for block in model.layers:
-            block.register_forward_hook(lambda _, __, out: self.layers[-1].append(sum(out)))
 
 
 def condition_of(model: LlamaGen, kind: str, guided: bool) -> Tensor:
@@ -102,26 +84,8 @@ def test_conditions_give_tokens(kind: str, run: str, plain: bool, monkeypatch: p
     close(torch.stack(seen.logits, 1), raw)
     guided = [guide(logits, sampling, token) for token, logits in enumerate(seen.logits)]
     close(torch.stack(guided, 1), expected[f"{run}.logits_combined"])
-    if run == "greedy":
-        close(seen.layers[0][3][:, -2:], expected["greedy.step0.layer3"])
-        for step, layer in product((1, 20), (0, 3)):
-            close(seen.layers[step][layer], expected[f"greedy.step{step}.layer{layer}"])
-    if run == "greedy" and plain:
-        for layer in (0, 3):
-            for name, found in zip("kv", cache.past[layer], strict=True):
-                theirs = expected[f"greedy.cache.{layer}.{name}"]
-                close(found, theirs[:, :, : CONFIGS[kind].condition + 35])
     codes = tokenizer().codes(tokens.unflatten(1, (6, 6)))
     close(tokenizer().decode(codes), expected[f"{run}.img"])
-
-
-def test_features_are_moved_behind_the_padding_as_officially() -> None:
-    expected = golden("t2i")
-    lengths = tuple(expected["t5_mask"].sum(1).tolist())
-    rows = [row[:length] for row, length in zip(expected["t5_emb"], lengths, strict=True)]
-    values, exist = TextFeatures(torch.cat(rows), lengths).pad(120, front=True)
-    assert torch.equal(values, expected["cond"])
-    assert torch.equal(exist.long(), expected["emb_masks"])
 
 
 @pytest.mark.parametrize("backends", [[SDPBackend.MATH], [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]])
@@ -150,24 +114,6 @@ def test_bfloat16_gives_official_tokens(backends: list[SDPBackend], monkeypatch:
     found = torch.stack(choices, 1)
     assert torch.equal(found[clear], expected["tokens"][clear])
     assert (found == expected["tokens"]).float().mean() > 0.9
-
-
-def test_all_tokens_in_one_pass_give_the_official_logits() -> None:
-    model, config, expected = transformer("c2i"), CONFIGS["c2i"], golden("c2i")
-    tokens = expected["greedy.tokens"][:, :-1].repeat(2, 1)
-    x = torch.cat((condition_of(model, "c2i", True), model.tok_embeddings(tokens)), 1)
-    cache = PlainCache()
-    cache.reset(4)
-    found = model.logits(model(x, config.rotations(37)[:36], cache.attend))
-    close(found, expected["full.logits"])
-    # The engine takes a whole segment at once too.
-    on_engine, parts = engine(config, 2), []
-    on_engine.reset(4)
-    for segment in segments_of(config):
-        on_engine.begin(segment)
-        part = slice(segment.start, segment.end)
-        parts.append(model.logits(model(x[:, part], config.rotations(37)[part], on_engine.attend)))
-    close(torch.cat(parts, 1), expected["full.logits"])
 
 
 def test_noise_that_a_second_thread_draws_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,3 +169,11 @@ def test_logits_that_are_not_finite_are_named() -> None:
     condition = model.cls_embedding(torch.tensor([1, 4]), guided=False)
     with pytest.raises(NotFinite, match=r"prompt 1 of the batch, scale 0"):
         draw(model, condition, engine(model.config, 1), PromptNoise(0, (0, 1)), LlamaGenSampling(cfg=1.0))
+
+
+def test_a_condition_has_no_keys_unless_they_are_kept() -> None:
+    """Its factors are 0 as in the official table, or 1, and those of the image stay."""
+    table, kept = (replace(CONFIGS["t2i"], condition_keys=keep).rotations(120 + 36) for keep in (False, True))
+    assert (table[:120] == 0).all()
+    assert (kept[:120] == 1).all()
+    assert torch.equal(kept[120:], table[120:])

@@ -1,7 +1,6 @@
 """Qwen3 as the harness sees it: shapes, folders, and texts that end."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
-from tests.support.reference_qwen3 import END, SHAPE, WORDS, pad, write_folder, write_tokenizer
+from tests.support.reference_qwen3 import END, SHAPE, WORDS, check_greedy, write_folder, write_tokenizer
 from tests.support.small_models import SMALL_QWEN3, full, load
 
 SMALL = (*SMALL_QWEN3, "model.max_tokens=41", "model.sampling.temperature=1.0", "model.sampling.top_k=0")
@@ -86,15 +85,6 @@ def test_generation_stops_when_all_have_ended(tiny: Qwen3Model) -> None:
         assert use == (cache.ledger.last_tokens, cache.ledger.last_bytes, 1)
 
 
-def test_prompts_too_long_are_refused_by_name(tiny: Qwen3Model) -> None:
-    prompt = "one two three four five six seven eight nine"
-    message = re.escape(f"prompt {prompt!r} has 9 tokens: set model.prompt_tokens=9, which is 8")
-    with pytest.raises(ValueError, match=message):
-        tiny.check_prompts([*PROMPTS, prompt])
-    with pytest.raises(ValueError, match=message):
-        write(tiny, [prompt])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     pytest.importorskip("transformers")
@@ -115,18 +105,7 @@ def test_greedy_texts_are_those_of_transformers(folder: tuple[Path, Any], thinki
     path, official = folder
     one = reading(path, thinking=thinking)
     one.load("cpu")
-    prompts = ["one plus two", "three"]
-    asked = [[2, *(WORDS.index(word) for word in prompt.split()), 3] for prompt in prompts]
-    asked = [row if thinking else [*row, 4, 5] for row in asked]
-    assert [one._text.encode(prompt) for prompt in prompts] == asked
-    tokens, exists = pad(asked)
-    drawn = official.generate(tokens, attention_mask=exists, do_sample=False, max_new_tokens=30)
-    expected = [row[tokens.shape[1] :].tolist() for row in drawn]
-    texts = one.generate(prompts, full(one), PromptNoise(0, range(2)))
-    for text, row in zip(texts, expected, strict=True):
-        length = row.index(END) + 1 if END in row else len(row)
-        assert (text.tokens, text.ended) == (length, END in row)
-        assert text.text == one._text.decode(row[:length])
+    check_greedy(one, official)
     assert one.weights_sha256 == hash_files(
         sorted([*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("*.jinja")])
     )
