@@ -18,9 +18,15 @@ from kvbench.models.image_model import ImageModel
 from kvbench.models.noise import Noise
 from kvbench.models.parts.codebook import VQGAN, VQGANConfig
 from kvbench.models.parts.config_file import check_config, expect_decoder
-from kvbench.models.parts.decoder import Decoder, DecoderConfig, ImageDecoderConfig, PromptedImageConfig
+from kvbench.models.parts.decoder import (
+    Decoder,
+    DecoderConfig,
+    ImageDecoderConfig,
+    LinedImageConfig,
+    PromptedImageConfig,
+)
 from kvbench.models.parts.decoding import Rounding
-from kvbench.models.parts.image_lines import LinedImageConfig, forbid
+from kvbench.models.parts.image_prompts import forbid
 from kvbench.models.parts.sampling import TokenSampling, guide
 from kvbench.models.parts.tensor_parallel import split_config
 from kvbench.models.parts.tokens import encode_prompts, lay_out

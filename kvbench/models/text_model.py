@@ -28,9 +28,8 @@ from kvbench.models.parts.tensor_parallel import split_config, split_state
 from kvbench.models.parts.text_decoder import TextDecoder, TextDecoderConfig
 from kvbench.models.parts.text_sampling import TextSampling
 from kvbench.models.parts.tokens import lay_out
-from kvbench.models.text_head import DrawnTexts, TextHead
 from kvbench.models.text_tokens import HashedTextTokenizer, TextTokenizer
-from kvbench.models.token_loop import draw_tokens, read_tokens
+from kvbench.models.token_loop import DrawnTexts, TextHead, draw_tokens, read_tokens
 
 
 @dataclass

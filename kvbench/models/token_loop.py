@@ -1,8 +1,12 @@
-"""Loops of next-token models: over tokens that a head draws one at a time after the prompts, and over given tokens."""
+"""Loops of next-token models: over tokens that a head draws one at a time after the prompts, and over given tokens.
+
+The heads draw images, or texts of which some end before others of their batch.
+"""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -15,9 +19,13 @@ from kvbench.models.base import Cache, require_finite
 from kvbench.models.noise import Noise, draw_ahead
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.parts.sampling import TokenSampling, draw_token, guide
+from kvbench.models.parts.text_sampling import TextSampling, draw_text_token
 from kvbench.models.parts.token_steps import DrawnTokens, hold_noise, run_step
 
 S = TypeVar("S", bound=DrawnTokens)
+
+CHECK_INTERVAL = 16
+"""Tokens between two checks whether all texts have ended, in which the host waits for a GPU."""
 
 
 class Head(ABC, Generic[S]):
@@ -200,3 +208,54 @@ class ImageHead(Head[DrawnTokens]):
         for mask in inputs:
             logits = logits.masked_fill(mask, -math.inf)
         return drawn.add(draw_token(logits, self._sampling, noise), sums)
+
+
+@dataclass(frozen=True)
+class DrawnTexts(DrawnTokens):
+    """Tokens of a batch of texts; values after a text's end have no meaning.
+
+    Attributes:
+        running: bool [prompts], texts that have not ended.
+        lengths: int64 [prompts], tokens of each text so far, its end included.
+        ends: int64 [ends], tokens that end a text.
+    """
+
+    running: Tensor
+    lengths: Tensor
+    ends: Tensor
+
+    def rows(self) -> list[list[int]]:
+        """Return the tokens of each text as lists on the host, up to its end."""
+        lengths = self.lengths.tolist()
+        return [row[:length] for row, length in zip(self.tokens.tolist(), lengths, strict=True)]
+
+
+class TextHead(Head[DrawnTexts]):
+    """Draws the tokens of texts; an ended text continues with `pad` until all texts or all segments have ended.
+
+    Args:
+        sampling: temperature and truncation.
+        ends: tokens that end a text; without any, every text has the maximum length.
+        pad: token that follows an end.
+    """
+
+    def __init__(self, sampling: TextSampling, ends: Sequence[int], pad: int) -> None:
+        self.numbers = sampling.numbers
+        self._sampling, self._ends, self._pad = sampling, list(ends), pad
+
+    def begin(self, drawn: DrawnTokens) -> DrawnTexts:
+        """Return the state of a batch of texts, none of which has ended."""
+        running = torch.ones_like(drawn.last, dtype=torch.bool)
+        ends = torch.tensor(self._ends, dtype=torch.int64, device=drawn.last.device)
+        return DrawnTexts(**vars(drawn), running=running, lengths=torch.zeros_like(drawn.last), ends=ends)
+
+    def draw(self, drawn: DrawnTexts, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
+        """Draw the next token of each text, `pad` after its end."""
+        token = torch.where(drawn.running, draw_text_token(logits, self._sampling, noise), self._pad)
+        drawn.lengths.add_(drawn.running)
+        drawn.running.logical_and_(~torch.isin(token, drawn.ends))
+        return drawn.add(token, logits.sum(-1))
+
+    def has_ended(self, drawn: DrawnTexts, count: int) -> bool:
+        """Return whether all texts have ended, as far as the host looks."""
+        return count % CHECK_INTERVAL == 0 and not drawn.running.any()

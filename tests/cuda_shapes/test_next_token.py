@@ -13,7 +13,7 @@ from benchmarks.support.fake_gpu import NoNoise
 from kvbench.engine.cache import KVCache
 from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.methods.shared.base import Method
-from kvbench.models.text_head import DrawnTexts
+from kvbench.models.token_loop import DrawnTexts
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import loaded, prepared
 from tests.support.marks import slow_except
@@ -56,7 +56,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
     monkeypatch.setattr("kvbench.models.token_loop.require_finite", note)
     monkeypatch.setattr(DrawnTexts, "rows", lambda drawn: [[] for _ in range(len(drawn.tokens))])
-    monkeypatch.setattr("kvbench.models.text_head.CHECK_INTERVAL", 1 << 20)
+    monkeypatch.setattr("kvbench.models.token_loop.CHECK_INTERVAL", 1 << 20)
     monkeypatch.setattr(FakeTensor, "tolist", lambda x: [False] * len(x))
     return checked
 

@@ -170,8 +170,8 @@ def test_all_that_is_missing_is_told_at_once(hub: FakeHub) -> None:
         locate_all(sources)
     message = str(caught.value)
     for part in (
-        "a.path=/nowhere",
-        "b: weights missing",
+        "a.path=/nowhere/net.pth: does not exist; ",
+        "b: weights missing. Give a local copy of vqgan.ckpt with b.path=...; ",
         "c: weights missing: cannot download",
         "d.path=...",
     ):

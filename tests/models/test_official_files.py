@@ -268,7 +268,7 @@ def test_what_captions_need_is_named(
     with pytest.raises(WeightsError, match=r"model\.sources\.text: weights missing"):
         missing.load("cpu")
     monkeypatch.setattr(
-        "kvbench.models.llamagen.captions.find_spec", lambda name: None if name == "ftfy" else found(name)
+        "kvbench.models.llamagen.model.find_spec", lambda name: None if name == "ftfy" else found(name)
     )
     with pytest.raises(WeightsError, match=r"^model\.text=t5: install the `text` extra, which cleans"):
         one.load("cpu")

@@ -16,8 +16,8 @@ from kvbench.models.janus.transformer import Janus
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
 from kvbench.models.lumina.tokenizer import Chameleon
 from kvbench.models.lumina.transformer import Lumina
+from kvbench.models.parts.autoencoder import SpatialNorm
 from kvbench.models.parts.decoder import Decoder
-from kvbench.models.parts.norms import SpatialNorm
 from tests.support import reference_emu3 as emu3
 from tests.support import reference_janus as janus
 from tests.support import reference_lumina as lumina

@@ -22,7 +22,7 @@ from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.lumina.sampling import LuminaSampling
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.decoder import Decoder
-from kvbench.models.parts.image_lines import forbid
+from kvbench.models.parts.image_prompts import forbid
 from kvbench.models.parts.sampling import TokenSampling, guide, truncate
 from kvbench.models.parts.tokens import FramedTokens, lay_out
 from kvbench.models.token_loop import ImageHead, draw_tokens

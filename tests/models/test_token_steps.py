@@ -27,8 +27,7 @@ from kvbench.models.parts import text_sampling as sampling_module
 from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
-from kvbench.models.text_head import TextHead
-from kvbench.models.token_loop import ImageHead, draw_tokens
+from kvbench.models.token_loop import ImageHead, TextHead, draw_tokens
 from tests.support.engine import open_cache
 from tests.support.token_kernel import KERNEL, decode
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvbench.models.parts.image_lines import LinedImageConfig
+from kvbench.models.parts.decoder import LinedImageConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,12 +71,8 @@ class LlamaModel(TextModel):
             if problems:
                 raise WeightsError(f"{place}: {'; '.join(problems)}")
 
-    def open_tokenizer(self) -> TextTokenizer:
-        """Return the tokenizer, before weights are loaded; first of all, the model must be supported."""
-        _ = self.shape
-        return super().open_tokenizer()
-
     def _open_tokenizer(self, source: Source) -> TextTokenizer:
+        _ = self.shape  # first of all, the model must be supported
         config, place = read_config(source)
         stops = find_stop_tokens(config, read_generation_config(source), place)
         return read_tokenizer(source, thinking=self.thinking, chat=self.chat, stops=stops)

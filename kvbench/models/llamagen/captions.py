@@ -3,10 +3,7 @@
 import html
 import re
 from html.parser import HTMLParser
-from importlib.util import find_spec
 from urllib.parse import unquote_plus
-
-from kvbench.models.files.checkpoints import WeightsError
 
 DOMAIN = r"[a-z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
 IDEOGRAPHS = "\u31c0-\u31ef\u31f0-\u31ff\u3200-\u32ff\u3300-\u33ff\u3400-\u4dbf\u4dc0-\u4dff\u4e00-\u9fff"
@@ -93,16 +90,6 @@ def clean_once(caption: str) -> str:
         text = re.sub("[-_]", " ", text)
     text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
     return _replace(text, AFTER_REPAIR).strip()
-
-
-def require_cleaning() -> None:
-    """Check that captions can be cleaned.
-
-    Raises:
-        WeightsError: the `text` extra is not installed.
-    """
-    if find_spec("ftfy") is None:
-        raise WeightsError("model.text=t5: install the `text` extra, which cleans captions")
 
 
 def _replace(text: str, rules: Rules) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from kvbench.core.segments import Segment
 from kvbench.models.base import read_labels
-from kvbench.models.files.checkpoints import Clean
+from kvbench.models.files.checkpoints import Clean, WeightsError
 from kvbench.models.files.official_files import clean_decoder, clean_vqgan
-from kvbench.models.llamagen.captions import clean_caption, require_cleaning
+from kvbench.models.llamagen.captions import clean_caption
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.next_token import NextTokenImageModel
@@ -106,5 +107,6 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
             )
         if self.weights == "random":
             return HashedText(config.text_width, device, config.text_tokens), ""
-        require_cleaning()
+        if find_spec("ftfy") is None:
+            raise WeightsError("model.text=t5: install the `text` extra, which cleans captions")
         return load_t5(self.sources["text"], device, self.compute_dtype(device), config.text_tokens)

@@ -6,8 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.models.parts.decoder import Decoder
-from kvbench.models.parts.image_lines import LinedImageConfig
+from kvbench.models.parts.decoder import Decoder, LinedImageConfig
 
 
 @dataclass(frozen=True, kw_only=True)

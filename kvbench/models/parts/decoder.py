@@ -25,6 +25,9 @@ from kvbench.models.parts.rotary import rotate_grid, rotate_line
 Add = Callable[[Tensor], Tensor]
 """Sums a layer's output over the processes that share its heads or hidden channels."""
 
+SPECIAL = 6
+"""Number of special tokens, neither words nor codes, that a text and its image need."""
+
 
 def add_nothing(x: Tensor) -> Tensor:
     """Return x, for a layer that one process holds."""
@@ -171,6 +174,24 @@ class PromptedImageConfig(ImageDecoderConfig):
     def cells(self) -> tuple[int, int]:
         """Rows and columns of an image's codes."""
         return self.image
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinedImageConfig(PromptedImageConfig):
+    """Shape of a language model that draws; `vocabulary` counts all tokens, image tokens too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocabulary <= self.codes + SPECIAL:
+            raise ValueError(
+                f"model.transformer.vocabulary={self.vocabulary}: codes={self.codes} and {SPECIAL} special tokens "
+                "leave no words"
+            )
+
+    @property
+    def line(self) -> int:
+        """Tokens of a line, its codes and a newline; the last line has a newline too."""
+        return self.image[1] + 1
 
 
 class RMSNorm(nn.Module):

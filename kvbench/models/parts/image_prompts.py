@@ -1,13 +1,15 @@
 """Prompts of Janus-Pro, Lumina-mGPT and Emu3: the frame around a prompt, its tokens, and the tokens of an image."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from kvbench.models.parts.image_lines import SPECIAL, LinedImageConfig, read_codes
+from kvbench.models.parts.decoder import SPECIAL, LinedImageConfig
 from kvbench.models.parts.tokens import FramedTokens, find_token, hash_words, open_tokenizer
 
 if TYPE_CHECKING:
@@ -157,3 +159,37 @@ def _read_framed(
 def _read_letters(spelled: str) -> int:
     """Return the number that letters from A for 0 to J for 9 spell."""
     return int(spelled.translate(DIGITS))
+
+
+def forbid(codes: Tensor, newline: int, line: int) -> Callable[[int], Tensor]:
+    """Return a function from an image token's number, from 0, to the tokens that it cannot be, bool [tokens].
+
+    Args:
+        codes: int64 [tokens], the image code of each token, -1 where it is not a code.
+        newline: token that ends a line, and only a line.
+        line: tokens of a line, its newline included.
+    """
+    others, words = torch.arange(len(codes), device=codes.device) != newline, codes < 0
+    return lambda token: words if (token + 1) % line else others
+
+
+def read_codes(
+    vocabulary: Mapping[str, int], pattern: str, number: Callable[[str], int], first: int, codes: int
+) -> Tensor:
+    """Return the code of every token, int64 [first + codes], -1 where it is none.
+
+    Args:
+        vocabulary: numbers of tokens by name.
+        pattern: regular expression of the names of image tokens, whose group spells the code.
+        number: returns the code that a group spells.
+        first: number of the first image token.
+        codes: number of image codes.
+
+    Raises:
+        ValueError: the image tokens are not `codes` consecutive ones from `first` on with each code once.
+    """
+    matches = ((re.fullmatch(pattern, name), token) for name, token in vocabulary.items())
+    found = {token: number(match[1]) for match, token in matches if match}
+    if sorted(found) != [*range(first, first + codes)] or sorted(found.values()) != [*range(codes)]:
+        raise ValueError(f"its image tokens are not {codes} codes from number {first} on")
+    return torch.tensor([-1] * first + [found[token] for token in sorted(found)])

@@ -126,11 +126,6 @@ def test_what_is_not_supported_is_refused_by_its_key(
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_size_is_named() -> None:
-    with pytest.raises(WeightsError, match=r"^here: hidden_size is missing; must be a whole .* at least 1$"):
-        read_shape({"model_type": "llama"}, "here")
-
-
 def test_texts_end_with_the_tokens_of_both_files() -> None:
     assert find_stop_tokens({"eos_token_id": 2}, {"eos_token_id": [7, 2]}) == (7, 2)
     assert find_stop_tokens({"eos_token_id": [1, 3]}, {}) == (1, 3)
