@@ -10,11 +10,10 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.full import Full
 from kvbench.models.base import Cache
-from kvbench.models.files.parameters import build_on_meta, fill_random
-from kvbench.models.parts.decoder import Decoder, DecoderConfig, PerHeadNorm, RMSNorm
+from kvbench.models.parts.decoder import Decoder, DecoderConfig, RMSNorm
 from kvbench.models.parts.rotary import rotate_grid
 from tests.support.engine import open_cache
-from tests.support.reference_llamagen import PlainCache, golden, slow_decoder
+from tests.support.reference_llamagen import PlainCache, decoder, golden, slow_decoder
 
 LINE = DecoderConfig(depth=2, width=24, heads=4, kv_heads=2, head_dim=8, hidden=40, vocabulary=11)
 CONFIGS = {
@@ -30,21 +29,6 @@ CONFIGS = {
 }
 each = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 LENGTH = 16
-
-
-def decoder(config: DecoderConfig) -> Decoder:
-    """Random weights, norms' too."""
-    model = build_on_meta(lambda: Decoder(config))
-    fill_random(model)
-    generator = torch.Generator().manual_seed(1)
-    for module in model.modules():
-        if isinstance(module, RMSNorm | PerHeadNorm):
-            module.weight.data = 1 + 0.3 * torch.randn(module.weight.shape, generator=generator)
-        if isinstance(module, PerHeadNorm):
-            module.bias.data = 0.3 * torch.randn(module.bias.shape, generator=generator)
-        if isinstance(module, torch.nn.Linear) and module.bias is not None:
-            module.bias.data = torch.randn(module.bias.shape, generator=generator)
-    return model.requires_grad_(False)
 
 
 def spec_of(config: DecoderConfig, *rows: int) -> ModelSpec:

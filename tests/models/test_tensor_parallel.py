@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.processes import Processes
-from kvbench.models.files.parameters import build_on_meta, fill_random
 from kvbench.models.files.weights import Source
-from kvbench.models.parts.decoder import Decoder, DecoderConfig, PerHeadNorm
+from kvbench.models.parts.decoder import Decoder, DecoderConfig
 from kvbench.models.parts.tensor_parallel import split_config, split_state
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
+from tests.support.reference_llamagen import decoder
 from tests.support.reference_qwen3 import SHAPE, write_folder, write_tokenizer
 
 BASE = DecoderConfig(depth=1, width=24, heads=8, kv_heads=4, head_dim=6, hidden=40, vocabulary=11)
@@ -28,18 +28,6 @@ CONFIGS = {
 }
 
 
-def whole(config: DecoderConfig) -> Decoder:
-    model = build_on_meta(lambda: Decoder(config))
-    fill_random(model)
-    for module in model.modules():
-        if isinstance(module, PerHeadNorm):
-            module.weight.data = torch.rand(module.weight.shape) + 0.5
-            module.bias.data = torch.randn(module.bias.shape)
-        if isinstance(module, torch.nn.Linear) and module.bias is not None:
-            module.bias.data = torch.randn(module.bias.shape)
-    return model.requires_grad_(False)
-
-
 def attend(_: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
@@ -47,7 +35,7 @@ def attend(_: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Ten
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_what_shares_compute_adds_up_to_the_whole(config: DecoderConfig, count: int) -> None:
-    model, x = whole(config), torch.randn(2, 5, config.width)
+    model, x = decoder(config), torch.randn(2, 5, config.width)
     shares = []
     for rank in range(count):
         share = Decoder(split_config(config, count))
@@ -70,7 +58,7 @@ def test_what_shares_compute_adds_up_to_the_whole(config: DecoderConfig, count: 
 def test_one_product_computes_the_gate_and_its_factor(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a whole layer and of a share; the weights keep their names, values and number."""
     share, x = Decoder(split_config(BASE, count)), torch.randn(2, 5, BASE.width)
-    share.load_state_dict(split_state(whole(BASE).state_dict(), BASE, count - 1, count))
+    share.load_state_dict(split_state(decoder(BASE).state_dict(), BASE, count - 1, count))
     layer, state = share.layers[0].feed_forward, {k: v.clone() for k, v in share.state_dict().items()}
     expected = layer.w2(F.silu(layer.w1(x)) * layer.w3(x))
     share.prepare_for("cpu")
@@ -92,7 +80,7 @@ def test_one_product_computes_the_gate_and_its_factor(count: int, monkeypatch: p
 
 
 def test_one_share_is_the_whole() -> None:
-    state = whole(BASE).state_dict()
+    state = decoder(BASE).state_dict()
     assert split_state(state, BASE, 0, 1) == dict(state)
     assert split_config(BASE, 1) == BASE
 

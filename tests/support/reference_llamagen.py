@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from kvbench.core.segments import Segment
 from kvbench.models.files.official_files import clean_decoder, clean_vqgan
+from kvbench.models.files.parameters import build_on_meta, fill_random
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
-from kvbench.models.parts.decoder import DecoderConfig
+from kvbench.models.parts.decoder import Decoder, DecoderConfig, PerHeadNorm, RMSNorm
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 
@@ -87,6 +88,21 @@ class PlainCache:
         seen = seen & (torch.arange(end) >= self._padding[:, None, None, None])
         seen |= torch.eye(end, dtype=torch.bool)[end - tokens :]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self._scale, enable_gqa=True)
+
+
+def decoder(config: DecoderConfig) -> Decoder:
+    """Random weights, norms' too."""
+    model = build_on_meta(lambda: Decoder(config))
+    fill_random(model)
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, RMSNorm | PerHeadNorm):
+            module.weight.data = 1 + 0.3 * torch.randn(module.weight.shape, generator=generator)
+        if isinstance(module, PerHeadNorm):
+            module.bias.data = 0.3 * torch.randn(module.bias.shape, generator=generator)
+        if isinstance(module, torch.nn.Linear) and module.bias is not None:
+            module.bias.data = torch.randn(module.bias.shape, generator=generator)
+    return model.requires_grad_(False)
 
 
 def slow_decoder(state: Mapping[str, Tensor], config: DecoderConfig, x: Tensor) -> Tensor:

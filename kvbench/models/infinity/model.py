@@ -20,7 +20,7 @@ from kvbench.models.infinity.loop import draw_bit_scales
 from kvbench.models.infinity.positive_prompt import add_positive_prompt
 from kvbench.models.infinity.rope import compute_rotations
 from kvbench.models.infinity.sampling import Sampling
-from kvbench.models.infinity.scales import rotary_grid, schedule
+from kvbench.models.infinity.scales import Size, rotary_grid, schedule
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.noise import Noise
@@ -29,8 +29,6 @@ from kvbench.models.parts.layers import count_layer_bytes
 from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
 from kvbench.scenes.names import find_vocabulary
 from kvbench.scenes.vocabulary import Vocabulary
-
-Size = tuple[int, int]
 
 
 @dataclass

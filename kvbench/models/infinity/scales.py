@@ -35,11 +35,6 @@ TEMPLATES = MappingProxyType(
 """Height / width -> the 13 scales of one megapixel; rotary positions of all sizes are stretched onto the last one."""
 
 
-def nearest_ratio(aspect: float) -> float:
-    """Return the ratio of the template closest to a height / width, the first one on ties."""
-    return min(TEMPLATES, key=lambda ratio: abs(ratio - aspect))
-
-
 def rotary_grid(aspect: float) -> Size:
     """Return the (rows, columns) onto which positions of all scales of a ratio are stretched, at any pixel count.
 
@@ -51,9 +46,9 @@ def rotary_grid(aspect: float) -> Size:
     """
     if aspect not in TEMPLATES:
         known = ", ".join(f"{ratio:g}" for ratio in sorted(TEMPLATES))
+        nearest = min(TEMPLATES, key=lambda ratio: abs(ratio - aspect))
         raise ValueError(
-            f"model.aspect={aspect}: must be one of the published height / width {known}; "
-            f"{nearest_ratio(aspect):g} is nearest"
+            f"model.aspect={aspect}: must be one of the published height / width {known}; {nearest:g} is nearest"
         )
     return TEMPLATES[aspect][-1]
 
