@@ -142,6 +142,8 @@ budgt=0.04 | budgt: no such key; did you mean budget?
 count=8 | count: no such key; did you mean prompts.count or calibrate.count or shard.count?
 method=heatkv naive=true | naive: no such key; did you mean method.naive?
 --cfg job budgt=0.04 | budgt: no such key; did you mean budget?
+prompts=own prompts.of=scenes prompts.count=4 | prompts.count: no such key; did you mean prompts.of.count?
+-m method=h2o,tova prompts=own prompts.of=scenes prompts.count=4 | prompts.count: no such key; did you mean prompts.of
 budget=0.1,0.2 | budget=0.1,0.2: several values are a sweep; add -m
 method=glob(*) | method=glob(*): several values are a sweep; add -m
 method=heatkv budget=0.001 | ... the smallest feasible budget is 0.00393, or lower `sinks`

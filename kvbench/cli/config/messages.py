@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from kvbench.cli.config.checks import check_runs_dir
-from kvbench.cli.config.command import Command
+from kvbench.cli.config.command import Command, name_base
 from kvbench.cli.config.compose import check_values, compose_job, find_finished, hydra_of_kvbench, read_values
 from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.search_path import check_search_path, describe_slip, find_added, list_choices
@@ -163,10 +163,11 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if match := re.match(r"Could not (?:override|delete from config\.) '(.+?)'", lines[0]):
         key, keys = match[1].rpartition("@")[2], _list_keys(arguments)
+        group, dot, rest = key.partition(".")
         whole = [one for one in reversed(keys) if one.endswith(f".{key}")]  # groups' keys first
+        inner = [one for one in keys if dot and one.startswith(f"{group}.") and one.endswith(f".{rest}")]
         near = [one for one in get_close_matches(key, keys, 3, ALIKE) if one.count(".") == key.count(".")]
-        meant = " or ".join(whole or near[:1])
-        group, dot, _ = key.partition(".")
+        meant = " or ".join(whole or inner or near[:1])
         chosen = (f" with {word}" for word in arguments if dot and word.startswith(f"{group}="))
         return f"{key}: no such key" + (f"; did you mean {meant}?" if meant else next(chosen, ""))
     if match := re.match(r"Missing mandatory value: (\S+)", lines[0]):
@@ -216,7 +217,11 @@ def _name_files(line: str, arguments: Sequence[str]) -> str:
 
 
 def _list_keys(arguments: Sequence[str]) -> list[str]:
-    choices = [word for word in arguments if word.partition("=")[0] in CHOICE_KEYS]
+    choices = [
+        word if "[" in word else word.partition(",")[0]  # of a sweep the first
+        for word in map(name_base, arguments)
+        if re.split("[@=]", word)[0] in CHOICE_KEYS
+    ]
     with hydra_of_kvbench():
         try:
             values = read_values(compose_job(choices)[0])
