@@ -60,8 +60,8 @@ class Memory:
         sequence_bytes: peak bytes of keys and values of one sequence, as stored.
         full_sequence_bytes: bytes of one sequence's full cache in 16 bits.
         last_bytes: bytes that one sequence held when it held `last_tokens`.
-        bytes_read: bytes that attention reads from the cache for an image, or for a token of texts, mean over samples,
-            all sequences of a prompt together; None if a sample lacks it.
+        bytes_read: bytes that attention reads from the cache for an image, or for a token of texts, mean over images or
+            over all tokens, all sequences of a prompt together; None if a sample lacks it.
         protected_drops: slots of score +inf that were dropped because their row had more of them than slots, summed
             over layers, segments and samples; None for none.
     """
