@@ -59,6 +59,6 @@ def load_pretrained(kind: Any, folder: Path, device: str, dtype: torch.dtype = t
     model, loading = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
     if wrong := sorted(map(str, {*loading["missing_keys"], *loading["mismatched_keys"]})):
         raise ValueError(
-            f"{folder} is not a whole {kind.__name__}: {wrong[0]} is missing or of another shape"
+            f"{folder} is not a whole {kind.__name__}: {wrong[0]} is missing or of another shape; copy it again"
         )
     return model.to(dtype).eval().to(device)

@@ -99,7 +99,7 @@ def build_metrics(metrics: dict[str, Settings]) -> list[Any]:
 
 
 def _list_files() -> list[Path]:
-    """Return the files of metrics and groups; kvbench's files are last and override others of the same name."""
+    """Return the files of metrics and groups; kvbench's files are last and override plugins' files of the same name."""
     folders = [resolve_path(f"pkg://{plugin.module}/eval") for plugin in find_plugins()]
     return [path for folder in (*folders, FOLDER) for path in folder.glob("*.yaml")]
 
@@ -123,7 +123,7 @@ def _read(text: str, before: object) -> object:
 
 
 def _build(settings: Any, key: str) -> Any:
-    """Replace each mapping with a `_target_` by its object; `key` is the metric's name for errors."""
+    """Replace each mapping with a `_target_` by its object; a ValueError names the metric `key` of a wrong setting."""
     if isinstance(settings, list):
         return [_build(item, key) for item in settings]
     if not isinstance(settings, dict):

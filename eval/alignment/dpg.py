@@ -28,7 +28,7 @@ class Question:
         number: `proposition_id` of the question, unique within the item.
         text: the question.
         kind: its proposition, such as `attribute - color (dog, red)`.
-        parents: numbers of the questions that need a yes before this one counts.
+        parents: numbers of the questions that need a yes before this question counts.
     """
 
     number: int
@@ -58,7 +58,7 @@ def void_answers(questions: Sequence[Question], yes: Mapping[int, bool]) -> dict
 
 
 def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Question]]:
-    """Return the questions of dpg_bench.csv by item; `official` leaves out the first one, as the official code does.
+    """Return the questions of dpg_bench.csv by item; `official` drops the first question, as the official code does.
 
     Raises:
         ValueError: a column is missing, a line is malformed, there is no question, or (unless `official`) one depends
@@ -69,7 +69,7 @@ def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Ques
         if not (official and number == 0):
             items.setdefault(row["item_id"], []).append(_read_question(path, number + 2, row))
     if not items:
-        raise ValueError(f"{path} holds no questions")
+        raise ValueError(f"{path} holds no questions; copy it again")
     if not official and (incomplete := _find_incomplete(items)):
         raise ValueError(f"{path}: item {min(incomplete)} has a question that depends on a missing question")
     return items

@@ -19,7 +19,7 @@ from kvbench.eval.protocol.scores import MetricSpec
 KEYS = ("vqa_list", "skills", "atom_count")
 SKILLS = ("object", "count", "attribute", "position", "verb")
 COUNT_OPENING = "How many"
-"""Opening of the questions with a number as answer; all others have the answer yes."""
+"""Opening of the questions with a number as answer; all other questions have the answer yes."""
 NUMBER_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 WORD_QUESTION = "{question} Answer in one word."
 YES_SPELLINGS = ("Yes", "yes", " Yes", " yes")

@@ -25,7 +25,7 @@ def preprocess(image: Pixels, side: int, *, antialias: bool) -> Tensor:
     """Return an image as the official code transforms it, float32 [3, side, side].
 
     The longer side is resized to `side` (bicubic, on float values) and the image is padded to a square. Unlike in
-    open_clip, nothing is cropped, the padding is black before normalisation, and out-of-range values stay.
+    open_clip, nothing is cropped, the padding is black before normalisation, and values are not clipped.
 
     Args:
         image: uint8 [H, W, 3].

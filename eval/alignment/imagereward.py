@@ -26,7 +26,7 @@ BERT = Snapshot(
 ADDED_TOKENS = ("[DEC]", "[ENC]")
 """Tokens that BLIP adds to BERT's vocabulary."""
 MAX_TOKENS = 35
-"""Maximum number of tokens of a prompt, including the first and the last one."""
+"""Maximum number of tokens of a prompt, including the start and end tokens."""
 HEAD_CHANNELS = 64
 """Channels of an attention head in BLIP's vision networks."""
 MEAN, STD = 0.16717362830052426, 1.0333394966054072

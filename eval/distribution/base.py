@@ -110,7 +110,7 @@ class ToDataset(Comparison):
         return REFERENCE_BATCH if self.space.reference_names else PICTURES
 
     def caveat(self, ours: Features) -> str | None:
-        """Return a warning about few samples in the spaces of published numbers."""
+        """Return a warning about few samples in the spaces of published scores, else None."""
         return describe_few_samples(len(ours)) if self.space.reference_names else None
 
     def list_references(self, run: Path) -> Mapping[str, Path | None]:

@@ -61,12 +61,16 @@ class FidReal(Frechet, ToDataset):
         return super().default if self.space.reference_names else find_statistics(self.space.name)
 
     def read_dataset(self, device: str) -> tuple[tuple[Tensor, Tensor], dict[str, object]]:
-        """Return mean and covariance of the dataset, and their origin."""
+        """Return mean [D] and covariance [D, D] of the dataset's features, and their origin."""
         mean, covariance, origin = read_moments(self.dataset(), self.space, device)
         return (mean, covariance), origin
 
     def make_distance(self, ours: Features, others: tuple[Tensor, Tensor]) -> Callable[[Positions], float]:
-        """Return a function from the positions of kept samples to their distance to the dataset's moments."""
+        """Return a function from the positions of kept samples to their distance to the dataset's moments.
+
+        Raises:
+            SampleSetError: the dataset has another number of features.
+        """
         if ours.shape[1] != len(others[0]):
             sizes = f"{len(others[0])} features, the network gives {ours.shape[1]}"
             raise SampleSetError(f"{self.dataset()}: {sizes}")

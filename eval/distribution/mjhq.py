@@ -31,7 +31,7 @@ REMEDY = (
 class FidMjhq(SpaceEvaluator):
     """`fid_mjhq_clean`: Frechet distance of the run to the real images of its categories, and for each category.
 
-    All real images of a category are used, so a run on part of the prompts has a smaller n than published numbers.
+    All real images of a category are used, so a run on part of the prompts has a smaller n than published scores.
     Distances of categories have no interval.
 
     Attributes:

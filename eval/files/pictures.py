@@ -64,7 +64,7 @@ def find_orientation(image: Image.Image) -> int:
 
 
 def find_flaw(image: Image.Image) -> str | None:
-    """Return what an opened image would lose when converted to 8-bit RGB, or None.
+    """Describe the loss of an opened image when converted to 8-bit RGB, or return None.
 
     Pillow silently drops transparency and reads 16-bit RGB of PNG files as 8 bits.
     """
@@ -76,7 +76,7 @@ def find_flaw(image: Image.Image) -> str | None:
 
 
 def _read_header(source: IO[bytes]) -> Image.Image:
-    """Open an image without Pillow's warning about its size."""
+    """Open an image without Pillow's warning about its size; an UnidentifiedImageError describes other contents."""
     with _OPENING, warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:

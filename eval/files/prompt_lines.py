@@ -64,7 +64,7 @@ def _check_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 def _check_values(value: object, depth: int) -> None:
     if depth < 0:
-        raise ValueError(f"lists and objects are nested in more than {MAX_DEPTH} levels")
+        raise ValueError(f"lists and objects are nested in more than {MAX_DEPTH} levels; flatten them")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a number that JSON can hold; use null")
     if isinstance(value, int | float) and abs(value) > (

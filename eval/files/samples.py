@@ -107,7 +107,7 @@ class SampleSet:
         return any(REWRITTEN_FROM in sample.meta for sample in self.samples.values())
 
     def with_metadata(self, metadata: Sequence[dict[str, object]]) -> Self:
-        """Return the same samples with the metadata of each index in place of the recorded metadata."""
+        """Return the same samples with `metadata[index]` as metadata of each, instead of the recorded metadata."""
         other = copy(self)
         other.samples = {i: replace(sample, meta=metadata[i]) for i, sample in self.samples.items()}
         return other
@@ -146,7 +146,8 @@ class SampleSet:
     def _compare(self, sample: Sample, sha256: str) -> None:
         if sha256 != sample.sha256:
             raise SampleSetError(
-                f"{self._path(sample.index)} is not the recorded file (truncated or replaced): its sha256 differs"
+                f"{self._path(sample.index)} is not the recorded file (truncated or replaced): its sha256 differs; "
+                "copy it again"
             )
 
 

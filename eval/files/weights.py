@@ -250,7 +250,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _homes() -> list[Path]:
-    """Return the folders of fetched files; files are fetched into the first one."""
+    """Return the folders of fetched files; files are fetched into the first folder."""
     named = os.environ.get(HOME_VARIABLE)
     return [resolve_path(folder) for folder in (*([named] if named else []), HOME)]
 

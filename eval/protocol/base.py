@@ -107,7 +107,7 @@ class Evaluator(Component, ABC):
     Attributes:
         name: name of the result.
         needs_reference: whether samples are compared with a reference set, one by one.
-        reads: kind of the samples, `images` or `texts`.
+        reads: kind of the samples: `images`, `texts`, `readings` or a plugin's.
         spec: specification of the metric `metric`; not needed by a subclass with `metrics` of its own.
         part_names: names of the metric's parts, `<metric>/<part>`.
         required_meta: metadata key that every prompt needs; None if no key is needed.
@@ -161,7 +161,7 @@ class Evaluator(Component, ABC):
 
     @abstractmethod
     def run(self, samples: Any, reference: Any, device: str) -> Result:
-        """Score an `ImageSet` or `TextSet`, as `reads` says. An exception gives a failed result."""
+        """Score samples of the kind `reads`; a SkipEvaluation skips the evaluator, any other exception fails it."""
 
 
 def evaluate(

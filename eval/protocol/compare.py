@@ -173,7 +173,7 @@ def compare_samples(
 
 
 def compare_values(ours: Score, theirs: Score) -> Score | None:
-    """Return the difference between two values of whole sets with its replicates, or None without a value."""
+    """Return the difference between two values of whole sets with its replicates, or None if a value is missing."""
     if ours.value is None or theirs.value is None:
         return None
     score = Score(ours.value - theirs.value, min(ours.n, theirs.n))

@@ -9,7 +9,7 @@ from kvbench.eval.files.weights import Snapshot, Weight
 
 
 def setting(default: int, minimum: int) -> Any:
-    """Return a dataclass field with a smallest valid value."""
+    """Return a dataclass field with a minimum, which `Component` checks."""
     return field(default=default, metadata={"minimum": minimum})
 
 

@@ -16,7 +16,7 @@ Inputs = Mapping[str, str | None]
 
 
 def hash_inputs(evaluator: Evaluator, metadata: Sequence[Mapping[str, object]], run: Path) -> Inputs:
-    """Return the digests of what an evaluator reads.
+    """Return the digests of an evaluator's inputs.
 
     Args:
         evaluator: the evaluator.

@@ -112,11 +112,13 @@ def check_names(path: Path, found: Collection[str], known: Collection[str], *, s
         ValueError: results have a name that the run lacks, or lack more than `spare` of its names.
     """
     if unknown := [name for name in found if name not in known]:
-        raise ValueError(f"{path}: {unknown[0]} is not of this run ({len(unknown)} are not)")
+        raise ValueError(f"{path}: {unknown[0]} is not of this run ({len(unknown)} are not); remove it")
     missing = [name for name in known if name not in found]
     if len(missing) > spare:
         some = ", ".join(missing[:5])
-        raise ValueError(f"{path}: no result for {some} ({len(missing)} of {len(known)} are missing)")
+        raise ValueError(
+            f"{path}: no result for {some} ({len(missing)} of {len(known)} are missing); make it again"
+        )
     return missing
 
 

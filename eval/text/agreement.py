@@ -14,7 +14,7 @@ class Agreement(Evaluator):
     """`agreement`: share of a text before its first difference to the reference's; `same_text`: share of equal texts.
 
     `agreement` is the number of equal characters before the first difference, divided by the length of the longer text,
-    averaged over texts. A different token changes all later ones, so a low value shows an early difference, not a bad
+    averaged over texts. A different token changes all later tokens, so a low value shows an early difference, not a bad
     text.
     """
 

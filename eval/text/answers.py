@@ -87,7 +87,7 @@ class Accuracy(Answers):
         )  # no delimiters of LaTeX
         # math-verify reads LaTeX only between signs.
         right = right if "$" in right or "\\boxed" in right else f"${right}$"
-        # math-verify joins adjacent boxes, so a corrected answer would be judged with the first one.
+        # math-verify joins adjacent boxes, so a corrected answer would be judged with the first answer.
         return _are_equal(right, find_box(conclusion) or conclusion)
 
 

@@ -28,7 +28,7 @@ def check_outputs(outputs: object) -> Sequence[str]:
 def find_outputs(text: str, outputs: Sequence[str]) -> list[bool]:
     r"""Return whether a text contains each output, regardless of case.
 
-    Control characters of the text count as line breaks, and those at its ends do not count.
+    Control characters inside the text count as line breaks; at its ends they are ignored.
 
     >>> find_outputs("\tMadrid and\tRome", ["rome", "and\nrome", "Oslo"])
     [True, True, False]

@@ -137,4 +137,6 @@ def check_choices(name: str, chosen: Sequence[str], known: Sequence[str]) -> Non
 def check_total(total: int, name: str, each: int) -> None:
     """Raise a ConfigError that names the key `prompts.NAME=EACH` if a run may not have `total` prompts."""
     if total > MAX_PROMPTS:
-        raise ConfigError(f"prompts.{name}={each}: makes {total} prompts, a run has at most {MAX_PROMPTS}")
+        raise ConfigError(
+            f"prompts.{name}={each}: makes {total} prompts, more than a run may have ({MAX_PROMPTS}); lower it"
+        )

@@ -160,7 +160,7 @@ class PlantedFacts(Retrieval):
         )
 
     def _count_haystack(self) -> int:
-        """Return the number of tokens of text that the longest statements and question leave."""
+        """Return the number of tokens of text that fit beside the longest statements and question."""
         longest = f"\n\nThe {max(SUBJECTS, key=len).format(max(CITIES, key=len))} is 9999.\n\n"
         return self.context - bound_tokens(*[longest] * (self.facts + self.distractors + self.times))
 

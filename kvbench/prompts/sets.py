@@ -63,7 +63,11 @@ class PromptSet:
             check_choices(field, getattr(self, field), known)
 
     def entries(self, path: Path) -> list[PromptEntry]:
-        """Read all prompts of the set, in the order of its files; parts that are not chosen may be included."""
+        """Read all prompts of the set, in the order of its files, with parts that are not chosen.
+
+        Raises:
+            ConfigError, AttributeError, KeyError, TypeError: a file is malformed.
+        """
         raise NotImplementedError
 
     def load(self) -> list[Prompt]:
@@ -98,14 +102,14 @@ class PromptSet:
         if not entries:
             raise ConfigError(f"prompts.path={path}: contains no prompts")
         if blank := [number for number, (text, _) in enumerate(entries) if not text.strip()]:
-            raise ConfigError(f"prompts.path={path}: prompt {blank[0]} is empty")
+            raise ConfigError(f"prompts.path={path}: prompt {blank[0]} is empty; remove it")
         return entries
 
     def _choose(self, total: int) -> list[int]:
         return choose_numbers(total, self.count, self.draw)
 
     def _find_files(self) -> Path:
-        """Return the file or folder of the set; missing files may be downloaded."""
+        """Return the file or folder of the set, downloaded if `download` is true; a ConfigError if it is missing."""
         if self.path is not None:
             path = resolve_path(self.path)
             if not path.exists():

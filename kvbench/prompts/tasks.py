@@ -175,7 +175,11 @@ class WordCounts(Task):
             raise ConfigError(f"prompts.zipf={self.zipf}: must be from 1 to 3, or null")
 
     def draft(self, rng: Random, texts: Iterator[str]) -> tuple[Draft, list[str]]:
-        """Return a list of words of four to ten letters, and its frequent words; none is part of another word."""
+        """Return a list of words of four to ten letters, and its frequent words, of which none is part of another word.
+
+        Raises:
+            ConfigError: the texts have too few different words.
+        """
         words = sorted({word for text in islice(texts, 8) for word in re.findall(r"\b[a-z]{4,10}\b", text)})
         rng.shuffle(words)
         head = "This is a list of words. Some of them come more often than all others."

@@ -43,7 +43,7 @@ def read_own(path: Path) -> tuple[TextEntry, ...]:
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompts.path={file}: cannot be read ({error})") from None
     if blank := [number for number, (text, _) in enumerate(entries, 1) if not text.strip()]:
-        raise ConfigError(f"prompts.path={path}: text {blank[0]} is empty")
+        raise ConfigError(f"prompts.path={path}: text {blank[0]} is empty; remove it")
     if not entries:
         raise ConfigError(f"prompts.path={path}: contains no texts")
     return tuple(entries)

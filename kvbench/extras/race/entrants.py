@@ -97,7 +97,7 @@ def keep_overrides(overrides: Sequence[str], evaluator: str) -> tuple[str, ...]:
 def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec]:
     """Return the name in conf/eval of the evaluator of a metric, and the metric's specification.
 
-    The evaluators of the command come first, then the one that is named like the metric.
+    Evaluators of the command are searched first, then those of the file that is named like the metric, then all others.
 
     Raises:
         ConfigError: no evaluator has the metric, it lacks weights or packages, or the metric is of a whole set.

@@ -80,7 +80,7 @@ class InterimResult:
 
     @property
     def leader(self) -> str:
-        """The leading method, to which the intervals compare the others."""
+        """The leading method, with which the intervals compare all other methods."""
         return next(iter(self.means))
 
 

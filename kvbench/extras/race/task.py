@@ -79,7 +79,11 @@ def choose(cfg: Mapping[str, Any], settings: Settings) -> Path:
 def _hold(
     runner: Runner, settings: Settings, entrants: Mapping[str, Job], blocks: Sequence[range]
 ) -> tuple[Race, Found, dict[str, float]]:
-    """Run the race; return it, the values of each method, and the seconds per sample of methods that were too slow."""
+    """Run the race; return it, the values of each method, and the seconds per sample of methods that were too slow.
+
+    Raises:
+        ConfigError: fewer than two methods are fast enough.
+    """
     limit = settings.choose.seconds
     found: Found = {method: [] for method in entrants}
     took = _draw_block(runner, entrants.values(), blocks[0], found)

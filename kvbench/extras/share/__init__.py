@@ -1,1 +1,1 @@
-"""Published datasets of runs, and verification of recorded ones."""
+"""Published datasets of runs, and verification of recorded runs."""

@@ -128,7 +128,7 @@ def _draw(size: int, key: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _disturb(images: Tensor, recipe: FeatureRecipe, step: int) -> Tensor:
-    """Shift the batch cyclically (borders are background); add noise of a random standard deviation to each image."""
+    """Shift images [B, 3, H, W] cyclically (borders are background); add noise of a random deviation to each image."""
     rng = generator(recipe.seed, 4, step)
     dy, dx = torch.randint(-recipe.shift, recipe.shift + 1, (2,), generator=rng).tolist()
     strength = torch.rand(len(images), 1, 1, 1, generator=rng) * recipe.noise

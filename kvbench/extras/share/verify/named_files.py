@@ -45,7 +45,7 @@ def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
         for section, node in sections.items()
         for inner in list_nodes(node)
         for key in FILE_KEYS[section.partition(".")[0]]
-        if inner["_target_"] != GETTER  # the `path` of this one names a function
+        if inner["_target_"] != GETTER  # its `path` names a function
     ]
     if isinstance(calibrate := values.get("calibrate"), dict):
         named.append(("calibrate.prompts", "prompts", calibrate))

@@ -77,7 +77,7 @@ def is_close(one: object, other: object, tolerance: float = TOLERANCE) -> bool:
 
 
 def check_weights(job: Job, recorded: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding if the loaded weights differ from the recorded ones."""
+    """Yield a finding if the loaded weights differ from the recorded weights."""
     known, here = (str(sha256)[:12] for sha256 in (recorded.get("weights_sha256"), job.model.weights_sha256))
     if recorded.get("weights_sha256") != job.model.weights_sha256:
         yield Finding("weights", f"the record has SHA-256 {known}, the weights here {here}", True)
