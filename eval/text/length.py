@@ -31,5 +31,6 @@ class TextLength(Evaluator):
             "generated_tokens": mean_score(tokens, texts.clusters),
             "truncated": share_score(cut, texts.clusters),
         }
-        columns = {"index": texts.indices, "generated_tokens": tokens, "truncated": cut}
-        return make_result(self, scores, columns)
+        return make_result(
+            self, scores, {"index": texts.indices, "generated_tokens": tokens, "truncated": cut}
+        )
