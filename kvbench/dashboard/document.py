@@ -51,9 +51,9 @@ def make_document(
     """
     folders, pool, cache = find_folders(runs_dir, chosen), Pool(), SamplesCache(runs_dir)
     finished = {**folders.finished, **{folder: entry.results for folder, entry in added.entries.items()}}
-    own, runs = list(folders.finished.values()), list(finished.values())
+    local, runs = list(folders.finished.values()), list(finished.values())
     labels = name_methods(runs, left_out=SEED_COLUMNS)
-    conditions = _find_conditions(own, added, runs_dir)
+    conditions = _find_conditions(local, added, runs_dir)
     indices = {folder: index for index, folder in enumerate(finished)}
     read = {folder: cache.read(folder, run) for folder, run in folders.finished.items()}
     read |= {folder: read_added(folder, entry) for folder, entry in added.entries.items()}
@@ -68,7 +68,7 @@ def make_document(
         for (folder, run), label in zip(finished.items(), labels, strict=True)
     ]
     sweeps = find_sweeps(runs_dir) if chosen is None else ()
-    means = list_means(own, runs_dir)
+    means = list_means(local, runs_dir)
     if chosen is None:
         cache.save()
         drifts.save()
@@ -98,9 +98,9 @@ def make_document(
     }
 
 
-def _find_conditions(own: Sequence[Results], added: LoadedDatasets, runs_dir: Path) -> dict[int, str]:
+def _find_conditions(local: Sequence[Results], added: LoadedDatasets, runs_dir: Path) -> dict[int, str]:
     """Return the name of each run's conditions by `id(run)`; for runs of a dataset it begins with its folder."""
-    sets: dict[str, list[Results]] = {"": list(own)}
+    sets: dict[str, list[Results]] = {"": list(local)}
     for folder, entry in added.entries.items():
         sets.setdefault(f"{relate(folder.parents[1], runs_dir)}: ", []).append(entry.results)
     return {

@@ -126,7 +126,7 @@ class KVCache(StoredLayers):
     def release(self) -> None:
         """Free all storage of keys and values after the last token; the ledger stays.
 
-        Nothing is freed if steps are recorded, because they are repeated on the same storage.
+        Nothing is freed if steps are recorded, because replays need the same storage.
         """
         if self.record is not None:
             return

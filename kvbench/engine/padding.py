@@ -144,14 +144,14 @@ def plan_padded_change(
     for tokens, position, segment_ids in zip(padding.prompts, *tables, strict=True):
         if tokens not in kept:
             shift, present = spec.ends[0] - tokens, position >= 0
-            own = (
+            shifted = (
                 segment._replace(start=segment.start - shift)
                 if segment.index
                 else segment._replace(width=tokens)
             )
             view = replace(
                 rows,
-                segment=own,
+                segment=shifted,
                 sequences=1,
                 position=(position - shift).masked_fill(~present, -1),
                 _segment_ids=segment_ids,

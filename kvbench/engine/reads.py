@@ -61,8 +61,10 @@ class Reads:
             sequences: indices of the sequences.
             drawn: tokens of their text, of which the last is not fed back; None counts all steps.
         """
-        steps = [one for segment in self.steps for one in segment if drawn is None or one.after + 1 < drawn]
-        return sum(one.bytes[at if len(one.bytes) > 1 else 0] for at in sequences for one in steps)
+        steps = [
+            step for segment in self.steps for step in segment if drawn is None or step.after + 1 < drawn
+        ]
+        return sum(step.bytes[at if len(step.bytes) > 1 else 0] for at in sequences for step in steps)
 
 
 def add_reads(parts: Sequence[Reads]) -> Reads:
@@ -72,7 +74,7 @@ def add_reads(parts: Sequence[Reads]) -> Reads:
         steps = zip(*segment, strict=True)
         joined.append(
             [
-                StepRead(step[0].after, [*map(sum, zip(*(one.bytes for one in step), strict=True))])
+                StepRead(step[0].after, [*map(sum, zip(*(read.bytes for read in step), strict=True))])
                 for step in steps
             ]
         )

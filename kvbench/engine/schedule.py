@@ -123,15 +123,15 @@ def add_error_context(method: Method, view: CacheView) -> Iterator[None]:
     try:
         yield
     except (NotANumber, WrongTensor, AttributeError) as error:
-        told: Exception = error
+        reported: Exception = error
         if isinstance(error, AttributeError):
             if not isinstance(error.obj, CacheView):
                 raise
-            told = UserError(
+            reported = UserError(
                 f"a View has no {error.name}; kvbench/methods/shared/view.py has what a method can read"
             )
         where = f"layer {view.layer}, segment {view.segment.index}"
-        raise type(told)(f"method {type(method).__name__}: {where}: {told}") from None
+        raise type(reported)(f"method {type(method).__name__}: {where}: {reported}") from None
 
 
 def apply_keep(

@@ -48,6 +48,6 @@ def attend_sparsely(method: Method, q: Tensor, view: CacheView, scale: float) ->
     q_rows = q.reshape(1, len(counts), *q.shape[2:])
     out, _ = ragged_attention(q_rows, nothing, nothing, Past(keys, values, layout), scale)
     # In a causal segment one token is new, and the view ends with it.
-    own = view.segment.end - (1 if view.segment.causal else view.segment.length)
-    read = (chosen & (view.position < own)).sum(1).tolist()
+    first_new = view.segment.end - (1 if view.segment.causal else view.segment.length)
+    read = (chosen & (view.position < first_new)).sum(1).tolist()
     return SparseAttention(out.reshape(q.shape), sum(x.nbytes for x in (*cached, keys, values)), read)

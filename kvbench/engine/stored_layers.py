@@ -166,8 +166,8 @@ class StoredLayers:
         if self.method.static:
             return show_layer(present.layer, segment, store.layout, spec, self._rows // spec.heads)
         state = store.state
-        if state is None and (numbers := self._uses.state):
-            state = torch.zeros(self._rows, 0, *[numbers] * (numbers > 1), device=self._device)
+        if state is None and (count := self._uses.state):
+            state = torch.zeros(self._rows, 0, *[count] * (count > 1), device=self._device)
         prompts = range(self._sequences // spec.branches) if self.prompts is None else self.prompts
         prompts = [*prompts] * spec.branches
         padding, lengths = (

@@ -68,7 +68,7 @@ def hold(lengths: Numbers, stored: Numbers, pending_bytes: int) -> Held:
         stored: bytes of each layer after each cached segment, as attention reads them, int64 [K - 1, L].
         pending_bytes: bytes of a token in one head before its segment is stored.
     """
-    tokens, sizes = (np.pad(numbers, (1, 0)) for numbers in (lengths.sum((1, 2)), stored.sum(1)))
+    tokens, sizes = (np.pad(table, (1, 0)) for table in (lengths.sum((1, 2)), stored.sum(1)))
     return Held(tokens, sizes, pending_bytes)
 
 
@@ -81,8 +81,8 @@ def measure_attention(spec: ModelSpec, steps: Steps, held: Held, sequences: int)
     """Return the work of softmax(q k^T) v: reads of the cache, of the step's tokens, and its output."""
     causal = np.array([segment.causal for segment in spec.segments])[steps.segment]
     past = held.tokens[steps.segment] + spec.all_heads * steps.before
-    own = spec.all_heads * np.where(causal, steps.tokens * (steps.tokens + 1) // 2, steps.tokens**2)
-    pairs = spec.group * (past * steps.tokens + own)
+    current = spec.all_heads * np.where(causal, steps.tokens * (steps.tokens + 1) // 2, steps.tokens**2)
+    pairs = spec.group * (past * steps.tokens + current)
     moved = HALF * spec.head_dim * spec.all_heads * (2 + 2 * spec.group) * steps.tokens
     return Work(
         4.0 * spec.head_dim * sequences * pairs, 1.0 * sequences * (list_reads(spec, steps, held) + moved)

@@ -207,5 +207,5 @@ def _hash_job(job: Job) -> str:
 
 
 def _find_max_batch(rows: list[ProfileRow], name: str) -> int:
-    """Return the largest batch of a cache that was measured; 0 without one."""
+    """Return the largest measured batch of a cache; 0 if none was measured."""
     return max((int(str(r["batch"])) for r in rows if r["cache"] == name and r["status"] == "ok"), default=0)

@@ -114,13 +114,13 @@ def _find_key(run: Results, members: Mapping[str, Results]) -> tuple[object, ...
 def choose_calibrated(runs: Sequence[Results]) -> list[Results]:
     """Return the `combine_seeds` runs over several calibrations, and those without a calibration at their budgets."""
     rows = [run for run in order_runs(runs) if not is_full(run)]
-    places = [(find_conditions(run), run.memory.allowed) for run in rows]
+    keys = [(find_conditions(run), run.memory.allowed) for run in rows]
     several = [count_seeds(run)[1] > 1 for run in rows]
-    budgets = {*compress(places, several)}
+    budgets = {*compress(keys, several)}
     return [
         run
-        for run, place, is_spread in zip(rows, places, several, strict=True)
-        if is_spread or (not is_calibrated(run) and place in budgets)
+        for run, key, is_spread in zip(rows, keys, several, strict=True)
+        if is_spread or (not is_calibrated(run) and key in budgets)
     ]
 
 

@@ -128,7 +128,7 @@ def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str
 
 
 def _list_dropped(rows: Sequence[Row]) -> list[str]:
-    """Return the columns that LaTeX omits; a marked least share of the budget, and `n` where it differs, are kept."""
+    """Return the columns that LaTeX omits; a marked minimum share of the budget, and `n` where it differs, are kept."""
     marked = any(str(row.get(MIN_SHARE_COLUMN, "")).endswith("!") for row in rows)
     kept = {MIN_SHARE_COLUMN: marked, "n": len({row.get("n") for row in rows}) > 1}
     return [name for name in OMITTED_COLUMNS if not kept.get(name)]

@@ -115,8 +115,8 @@ def _show_positions(console: Console, folder: Path) -> None:
             f"{shown[0]}[{shown[1]}]",
             *map(_escape_token, (position.likeliest_full, position.likeliest)),
         )
-        numbers = (str(position.sample), str(position.position + 1), f"{position.kl:.3f}")
-        table.add_row(*map(escape, (*numbers, *texts)))
+        cells = (str(position.sample), str(position.position + 1), f"{position.kl:.3f}")
+        table.add_row(*map(escape, (*cells, *texts)))
     console.print(table)
 
 

@@ -54,7 +54,7 @@ def _describe_reads(plan: Plan) -> str:
 
 
 def show_floors(console: Console, plan: Plan, floors: Mapping[str, Mapping[str, Floor]], card: Card) -> None:
-    """Print the least work and time of each phase of a batch on a GPU."""
+    """Print the minimum work and time of each phase of a batch on a GPU."""
     rates = f"{card.tera:g} TFLOP/s in 16 bits, {card.giga:g} GB/s: {card.source}"
     sums = [Floor(*map(sum, zip(*phases.values(), strict=True))) for phases in floors.values()]
     cells = {phase: [phases[phase] for phases in floors.values()] for phase in floors["full"]} | {"sum": sums}

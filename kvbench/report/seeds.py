@@ -134,7 +134,7 @@ def count_seeds(run: Results) -> tuple[int, int]:
 
 
 def name_seeds(run: Results) -> tuple[str, str]:
-    """Return the seeds of a row's noise and of its calibrations as text: `0, 1`, `-` without a calibration."""
+    """Return the seeds of a row's noise and of its calibrations as strings: `0, 1`, or `-` without a calibration."""
     noises, calibrations = zip(*map(find_seeds, list_members(run)), strict=True)
     names = [", ".join(map(str, dict.fromkeys(sorted(seeds)))) for seeds in (noises, calibrations)]
     return names[0], names[1] if is_calibrated(run) else "-"
@@ -240,7 +240,7 @@ def _find_folder(run: Results, runs_dir: Path) -> Path:
 
 def _combine(runs: Sequence[Results], runs_dir: Path, crossings: SeedMeans) -> Combined:
     first = runs[0]
-    own = {field.name: getattr(first, field.name) for field in fields(Results)}
+    values = {field.name: getattr(first, field.name) for field in fields(Results)}
     equal = _have_equal_samples(runs, runs_dir)
     averages = {
         "method": OTHER_SEED.sub(r"\1+1", first.method),
@@ -250,7 +250,7 @@ def _combine(runs: Sequence[Results], runs_dir: Path, crossings: SeedMeans) -> C
         "steps": tuple(map(average_step, zip(*(run.steps for run in runs), strict=False))),
         "finished": max(run.finished for run in runs),
     }
-    return Combined(**{**own, **averages}, members=tuple(runs), equal=equal)
+    return Combined(**{**values, **averages}, members=tuple(runs), equal=equal)
 
 
 def _have_equal_samples(runs: Sequence[Results], runs_dir: Path) -> bool:

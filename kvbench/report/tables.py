@@ -64,11 +64,11 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     headers = {name: stack_header(title, longest[name]) for name, title in name_columns(rows).items()}
     widths = {name: max(map(len, [*headers[name].split("\n"), *cells[name]])) for name in cells}
     left, blocks = list(cells)[:lead], [*split_columns(widths, lead, console.width)]
-    numbers = [str(number) for number in range(1, len(rows) + 1)]
-    numbered = [*split_columns({"": len(numbers[-1]), **widths}, 1, console.width)]
+    row_numbers = [str(number) for number in range(1, len(rows) + 1)]
+    numbered = [*split_columns({"": len(row_numbers[-1]), **widths}, 1, console.width)]
     if len(numbered) < len(blocks) and sum(widths[name] for name in left) > console.width * WIDE_LEAD:
         left, blocks = ["", *left], numbered
-        cells, headers = {"": numbers, **cells}, {"": "", **headers}
+        cells, headers = {"": row_numbers, **cells}, {"": "", **headers}
     print_line(console, title, "italic")
     for names in blocks:
         if names is not blocks[0]:

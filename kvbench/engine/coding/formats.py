@@ -176,8 +176,8 @@ def list_layer_formats(
     for layer in range(spec.layers):
         rows = []
         for segment in spec.segments:
-            own = method.precisions(layer, segment) if precise and not segment.last else None
-            precisions: Sequence[Precision | None] = [None] * spec.heads if own is None else own
+            chosen = method.precisions(layer, segment) if precise and not segment.last else None
+            precisions: Sequence[Precision | None] = [None] * spec.heads if chosen is None else chosen
             rows.append(tuple(choose_format(packing, precision, segment) for precision in precisions))
         if packing.exempts(layer, spec.layers):
             rows = [(PlaneFormat(),) * spec.heads for _ in rows]

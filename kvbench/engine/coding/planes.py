@@ -33,11 +33,11 @@ class PlaneRules(NamedTuple):
     """Assignment of a layer's tokens to planes.
 
     Attributes:
-        wanted: int64 [heads, segments], plane in which each head stores a segment's tokens.
+        target: int64 [heads, segments], plane in which each head stores a segment's tokens.
         min_tokens: int64 [planes], smallest block of a plane, in tokens; smaller blocks are stored in plane 0.
     """
 
-    wanted: Tensor
+    target: Tensor
     min_tokens: Tensor
 
 
@@ -82,12 +82,12 @@ class Placement(NamedTuple):
 
     Attributes:
         plane: int64 [slots + 1], plane of each slot of the layer's layout, then 0.
-        place: int64 [slots + 1], index of the slot in that plane, then 0.
+        slot: int64 [slots + 1], index of the slot in that plane, then 0.
         planes: contents of each plane.
     """
 
     plane: Tensor
-    place: Tensor
+    slot: Tensor
     planes: tuple[PlaneRows, ...]
 
 
@@ -179,29 +179,29 @@ def place_slots(
     block = rows * blocks.number + blocks.block[positions]
     plane = before.plane[origin]
     ready = (positions >= due.start) & (positions < due.stop) & (plane == 0)
-    wanted = rules.wanted[rows % len(rules.wanted), blocks.segment[positions]]
+    target = rules.target[rows % len(rules.target), blocks.segment[positions]]
     members = rows.new_zeros(count * blocks.number).index_add_(0, block, ready.long())
-    enters = ready & (members[block] >= rules.min_tokens[wanted])
-    plane = torch.where(enters, wanted, plane)
+    enters = ready & (members[block] >= rules.min_tokens[target])
+    plane = torch.where(enters, target, plane)
     held = [rows.new_zeros(count).index_add_(0, rows, (plane == p).long()) for p in range(len(before.planes))]
     counts = torch.stack(held).tolist()
 
-    place, planes, moves = torch.zeros_like(rows), [], []
+    slot, planes, moves = torch.zeros_like(rows), [], []
     width = due.stop - due.start
     token = rows * width + positions - due.start  # index among the due tokens
     old = before.planes[0].layout.total
-    stored = torch.where(source < 0, old - 1 - source.long(), before.place[origin])  # 16 bits until now
-    for number, plane_rows in enumerate(before.planes):
-        own = plane == number
-        inside, slots, places = _arrange(layout, rows, positions, own, counts[number])
-        place = torch.where(own, places, place)
+    stored = torch.where(source < 0, old - 1 - source.long(), before.slot[origin])  # 16 bits until now
+    for index, plane_rows in enumerate(before.planes):
+        chosen = plane == index
+        inside, slots, plane_slots = _arrange(layout, rows, positions, chosen, counts[index])
+        slot = torch.where(chosen, plane_slots, slot)
         after = _describe(inside, slots, rows, positions, block, blocks.number)
-        comes = stored
-        if number:
-            stays = before.plane[origin] == number
-            comes = torch.where(stays, before.place[origin], plane_rows.layout.total + token)
-        gets = _mark(token, enters & own, count * width).view(count, width)
-        moves.append(PlaneMove(comes[slots], _find_entries(plane_rows, after, due, blocks), gets))
+        sources = stored
+        if index:
+            kept = before.plane[origin] == index
+            sources = torch.where(kept, before.slot[origin], plane_rows.layout.total + token)
+        received = _mark(token, enters & chosen, count * width).view(count, width)
+        moves.append(PlaneMove(sources[slots], _find_entries(plane_rows, after, due, blocks), received))
         planes.append(after)
     waiting = None
     if due.start != segment.start or due.stop != segment.end:
@@ -210,14 +210,14 @@ def place_slots(
         waiting = waiting[:-1]
     behind = plane.new_zeros(1)
     return PlaneUpdate(
-        Placement(torch.cat((plane, behind)), torch.cat((place, behind)), tuple(planes)),
+        Placement(torch.cat((plane, behind)), torch.cat((slot, behind)), tuple(planes)),
         tuple(moves),
         waiting,
     )
 
 
 def _arrange(
-    layout: Layout, rows: Tensor, positions: Tensor, own: Tensor, counts: list[int]
+    layout: Layout, rows: Tensor, positions: Tensor, chosen: Tensor, counts: list[int]
 ) -> tuple[Layout, Tensor, Tensor]:
     """Lay out a plane's slots.
 
@@ -225,23 +225,23 @@ def _arrange(
         layout: the layer's layout.
         rows: int64 [slots], row of each slot.
         positions: int64 [slots], position of each slot's token.
-        own: bool [slots], whether a slot is in the plane.
+        chosen: bool [slots], whether a slot is in the plane.
         counts: number of the plane's slots in each row.
 
     Returns:
         The plane's layout; indices of its slots in the layer's layout, int64 [slots of the plane]; indices of the
         layer's slots in the plane, int64 [slots], arbitrary for slots of other planes.
     """
-    before = own.cumsum(0) - own.long()
+    before = chosen.cumsum(0) - chosen.long()
     rank = before - before[layout.offsets[rows]]
     longest = max(counts, default=0)
     table = positions.new_full((len(counts) * longest + 1,), -1)  # slots of other planes go to the last entry
-    table[torch.where(own, rows * longest + rank, len(table) - 1)] = torch.where(own, positions, -1)
+    table[torch.where(chosen, rows * longest + rank, len(table) - 1)] = torch.where(chosen, positions, -1)
     inside = arrange_rows(table[:-1].view(len(counts), longest), counts)
-    places = inside.offsets[rows] + rank
+    plane_slots = inside.offsets[rows] + rank
     slots = rows.new_zeros(inside.total + 1)
-    slots[torch.where(own, places, inside.total)] = torch.arange(len(rows), device=rows.device)
-    return inside, slots[:-1], places
+    slots[torch.where(chosen, plane_slots, inside.total)] = torch.arange(len(rows), device=rows.device)
+    return inside, slots[:-1], plane_slots
 
 
 def _describe(

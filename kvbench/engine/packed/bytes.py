@@ -97,7 +97,7 @@ def bound_planned_bytes(spec: ModelSpec, packing: Packing, lengths: Ints) -> Int
 
 
 def find_sure_capacity(budget: Budget, spec: ModelSpec, packing: Packing) -> Budget:
-    """Return a budget in bytes whose capacity is the largest number of tokens that always fits."""
+    """Return a budget in bytes whose capacity is the maximum number of tokens that always fits."""
     assert budget.bytes is not None, "not a budget in bytes"
     capacity = max((budget.bytes - b) / a for a, b in bound_bytes(spec, packing))
     return replace(budget, capacity=min(capacity, Fraction(spec.full_tokens)))
@@ -161,9 +161,9 @@ def fit_budget(
         ValueError, InfeasibleBudget: raised by the method's `prepare`.
     """
 
-    def plan(one: Budget) -> int:
-        method.prepare(spec, one, artifact)
-        return _bound_peak(spec, method, packing, one)
+    def plan(candidate: Budget) -> int:
+        method.prepare(spec, candidate, artifact)
+        return _bound_peak(spec, method, packing, candidate)
 
     if budget.bytes is None or not searches_capacity(method, packing):
         return budget

@@ -216,8 +216,10 @@ class PackedStorage(CacheBackend):
         results = []
         for some in self._cut(store):
             self._record_read(store, len(some))
-            own, past = slice(some.start, some.stop), store.read(some)
-            out, _ = ragged_attention(q[own], k[own], v[own], past, self._spec.logit_scale, causal=causal)
+            piece, past = slice(some.start, some.stop), store.read(some)
+            out, _ = ragged_attention(
+                q[piece], k[piece], v[piece], past, self._spec.logit_scale, causal=causal
+            )
             results.append(out)
         return results[0] if len(results) == 1 else torch.cat(results), None
 

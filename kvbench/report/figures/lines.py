@@ -178,7 +178,7 @@ class Curve(NamedTuple):
 
     Attributes:
         across: label of the x axis, and the function of a step's value.
-        up: the same of the y axis; None if a step has no value.
+        up: label of the y axis, and the function of a step's value, which may be None.
         fitted: draw single points and a line fitted to all of them over log x; the prompt's step is left out.
     """
 
