@@ -12,6 +12,11 @@ from kvbench.core.extras import list_extras
 from tests.support.command_line import Command
 
 
+@pytest.fixture
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "count_gpus", lambda: 0)  # which may import torch in a process of its own
+
+
 @pytest.mark.slow
 def test_a_machine_is_described_in_lines(tmp_path: Path, command: Command, offline: None) -> None:
     runs = tmp_path / "nothing" / "yet"
@@ -41,13 +46,14 @@ def test_cards_are_told_with_their_limits(monkeypatch: pytest.MonkeyPatch) -> No
     assert second.subject == "cuda:1"
 
 
-def test_a_machine_without_a_card_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "count_gpus", lambda: 0)
+def test_a_machine_without_a_card_is_told_so(no_card: None) -> None:
     [found] = list_gpus()
     assert (found.state, found.text.endswith("device=cpu works")) == ("note", True)
 
 
-def test_a_checkout_that_is_not_installed_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_checkout_that_is_not_installed_is_told_so(
+    no_card: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Nothing is known of its extras then; importlib would raise."""
     monkeypatch.setattr(doctor, "find_version", lambda _: None)
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: pytest.fail("asked"))
@@ -56,7 +62,7 @@ def test_a_checkout_that_is_not_installed_is_told_so(monkeypatch: pytest.MonkeyP
     assert "kvbench not installed" in found["versions"]
 
 
-def test_what_an_extra_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_extra_lacks_is_named(no_card: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = [
         "torch>=2",
         "no-such-package>=1; extra == 'math'",

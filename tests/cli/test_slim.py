@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -13,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.command_line import run_python
 from tests.support.places import ROOT
 
 HIDE = """
@@ -24,11 +23,26 @@ class Finder(PathFinder):
     def find_spec(cls, name, path=None, target=None):
         return None if name.partition(".")[0] in hidden else super().find_spec(name, path, target)
 sys.meta_path = [Finder if one is PathFinder else one for one in sys.meta_path]
-sys.argv = ["run.py", *{words!r}]
 from kvbench.cli.app import main
-sys.exit(main())
+for words in {commands!r}:
+    sys.argv = ["run.py", *words]
+    try:
+        status = main() or 0
+    except SystemExit as leaving:
+        status = leaving.code or 0
+        if isinstance(status, str):
+            status = print(status, file=sys.stderr) or 1
+    print(status, end="\\x1e", flush=True)
+    print(end="\\x1e", file=sys.stderr, flush=True)
 """
-"""Program that runs the command line as if packages were not installed."""
+"""Program that runs commands as if packages were not installed; each ends with its exit status and a separator."""
+JOB = ("method=heatkv", "budget=0.1", "prompts.count=1", "calibrate.count=1", "runs_dir=runs")
+COMMANDS = (
+    (*JOB, "eval=[psnr,ssim,fid_scenes,lpips]"),
+    ("task=report", "runs_dir=runs"),
+    ("require=[lpips]", "eval=[lpips]", "runs_dir=none"),
+    ("logger=trackio", "runs_dir=none"),
+)
 
 
 @cache
@@ -52,51 +66,51 @@ def list_hidden() -> list[str]:
     return sorted(top for top, names in installed.items() if not names & allowed)
 
 
-def run_slim(*words: str) -> tuple[int, str, str]:
-    """Exit status, standard output and error of a command without any extra."""
-    program = HIDE.format(hidden=list_hidden(), words=words)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("slim")
 
 
-def test_a_run_and_its_report_need_no_extra(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> list[tuple[str, str]]:
+    """Standard output, with the exit status at its end, and error of each command, run in one process."""
+    done = run_python(folder, "-c", HIDE.format(hidden=list_hidden(), commands=COMMANDS))
+    assert done.returncode == 0, done.stderr
+    return list(zip(done.stdout.split("\x1e"), done.stderr.split("\x1e"), strict=True))[:-1]
+
+
+def test_a_run_and_its_report_need_no_extra(ended: list[tuple[str, str]], folder: Path) -> None:
     assert {"matplotlib", "torchmetrics", "lpips", "cleanfid", "torchvision", "transformers"} <= {
         *list_hidden()
     }
-    job = ("method=heatkv", "budget=0.1", "prompts.count=1", "calibrate.count=1", f"runs_dir={tmp_path}")
-    status, out, err = run_slim(*job, "eval=[psnr,ssim,fid_scenes,lpips]")
-    assert status == 0, err
+    out, err = ended[0]
+    assert out.endswith("0"), err
     said = [line for line in (out + err).splitlines() if "packages are missing" in line]
     assert len(said) == 1
     assert said[0].endswith(
         'eval=lpips: skipped, packages are missing; get them with: pip install "kvbench[eval]"'
     )
-    [folder] = tmp_path.glob("infinity_tiny/heatkv-*")
-    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    [run] = folder.glob("runs/infinity_tiny/heatkv-*")
+    metrics = json.loads((run / "results.json").read_text())["metrics"]
     assert all(metrics[name]["value"] > 0 for name in ("psnr", "ssim", "ssim_tm"))
-    assert (folder / "contact_sheet.png").is_file()
-    status, out, err = run_slim("task=report", f"runs_dir={tmp_path}")
-    assert status == 0, err
+    assert (run / "contact_sheet.png").is_file()
+    out, err = ended[1]
+    assert out.endswith("0"), err
     assert out.count('left out: figures: matplotlib is not installed; pip install "kvbench[plots]"') == 1
-    assert (tmp_path / "report.md").is_file()
+    assert (folder / "runs" / "report.md").is_file()
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("place", "line"),
     [
-        (
-            ("require=[lpips]", "eval=[lpips]"),
-            r'require=lpips: package missing: lpips\. .*"kvbench\[eval\]".*',
-        ),
-        (("logger=trackio",), r'logger=trackio: not installed; pip install "kvbench\[trackio\]"'),
+        (2, r'require=lpips: package missing: lpips\. .*"kvbench\[eval\]".*'),
+        (3, r'logger=trackio: not installed; pip install "kvbench\[trackio\]"'),
     ],
 )
 def test_what_is_missing_is_said_in_one_line_before_any_work(
-    words: tuple[str, ...], line: str, tmp_path: Path
+    place: int, line: str, ended: list[tuple[str, str]], folder: Path
 ) -> None:
-    status, _, err = run_slim(*words, f"runs_dir={tmp_path}")
-    assert status == 1
+    out, err = ended[place]
+    assert out.endswith("1")
     assert re.fullmatch(f"error: {line}\n", err)
-    assert not list(tmp_path.glob("*/*/images"))
+    assert not list(folder.glob("none/*/*/images"))
