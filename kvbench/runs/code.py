@@ -176,6 +176,7 @@ def _list_own(package: str) -> frozenset[str]:
     return frozenset([package, *(name for name, several in names.items() if own & {*several})])
 
 
+@cache  # asked of every loaded module for each class
 def _counts(module: str) -> bool:
     if (top := module.partition(".")[0]) != "kvbench":
         return _is_loose(top)
