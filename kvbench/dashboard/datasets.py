@@ -159,7 +159,7 @@ def _read_run(folder: Path) -> Results:
         raise ConfigError(f"{_name(folder)}: name is not UTF-8; rename it")
     settings = [evaluator.settings for evaluator in results.evaluated.values()]
     if _is_deeper([results.config, results.provenance, settings], MAX_DEPTH):
-        raise ConfigError(f"{_name(folder)}: {FILE} has more than {MAX_DEPTH} levels of lists and objects")
+        raise ConfigError(f"{_name(folder)}: {FILE} has more than {MAX_DEPTH} levels; leave it out")
     return results
 
 
@@ -186,8 +186,8 @@ def _read_tables(path: Path, samples: int) -> dict[str, Rows]:
     except ConfigError:
         raise
     except Exception as error:  # a damaged table may raise anything; other datasets are shown
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path.name}: cannot be read ({type(error).__name__}: {reason:.200})") from None
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        raise ConfigError(f"{path.name}: cannot be read ({reason}); copy it again") from None
     return dict(tables)
 
 

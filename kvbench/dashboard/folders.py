@@ -83,8 +83,9 @@ def find_folders(runs_dir: Path, chosen: Iterable[Path] | None = None) -> RunFol
             continue
         if results is not None:
             finished[folder] = results
-        elif _read_status(folder) != LEFT:
-            unfinished.append(_describe(folder, name))
+        elif (status := _read_status(folder)) != LEFT:
+            done = len({str(line.get("index")) for line in read_lines(folder / RECORDS)})
+            unfinished.append(Unfinished(name, status, done, _count_prompts(folder), _read_time(folder)))
     return RunFolders(finished, tuple(unfinished), tuple(damaged), tuple(earlier))
 
 
@@ -106,11 +107,6 @@ def _parse(line: bytes) -> object:
         return parse_json(line, finite=True)
     except ValueError:
         return None
-
-
-def _describe(folder: Path, name: str) -> Unfinished:
-    done = {str(line.get("index")) for line in read_lines(folder / RECORDS)}
-    return Unfinished(name, _read_status(folder), len(done), _count_prompts(folder), _read_time(folder))
 
 
 def _read_status(folder: Path) -> str:

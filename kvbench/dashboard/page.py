@@ -86,7 +86,7 @@ def render_bundle(
 def _check_contents(document: Mapping[str, Sequence[object]], runs_dir: Path, added: LoadedDatasets) -> None:
     shown = sum(len(document[key]) for key in ("runs", "sweeps", "unfinished", "damaged", "earlier"))
     if shown == len(added.left_out):
-        raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
+        raise ConfigError(f"runs_dir={runs_dir}: holds no runs; start one, or set another folder")
 
 
 def render_page(document: Mapping[str, object], reload: float | None = None) -> str:
@@ -110,7 +110,8 @@ def render_page(document: Mapping[str, object], reload: float | None = None) -> 
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    programs = [*map(_inline, VENDORED), _join_scripts()]
+    scripts = "\n".join(_strip("scripts", f"{name}.js", ("//", "/*", "*")) for name in SCRIPTS)
+    programs = [*map(_inline, VENDORED), f'(() => {{\n"use strict";\n{scripts}\n}})();\n']
     digests = [base64.b64encode(hashlib.sha256(program.encode()).digest()) for program in programs]
     return environment.get_template(TEMPLATE).render(
         styles="\n".join(_strip("styles", f"{name}.css", ("/*",)) for name in STYLES),
@@ -129,11 +130,6 @@ def _strip(folder: str, name: str, comments: tuple[str, ...]) -> str:
     """Return a file without indentation, comments and empty lines."""
     lines = (line.partition(" // ")[0].strip() for line in _read(folder, name).splitlines())
     return "\n".join(line for line in lines if line and not line.startswith(comments))
-
-
-def _join_scripts() -> str:
-    parts = "\n".join(_strip("scripts", f"{name}.js", ("//", "/*", "*")) for name in SCRIPTS)
-    return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 
 def _inline(vendored: Vendored) -> str:

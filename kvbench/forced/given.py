@@ -88,7 +88,7 @@ class GivenTexts(ForcedDecoding[TextModel]):
             if (given := self._tokenize(prompt).given) > self.schedule.given:
                 raise ValueError(
                     f"prompt {quote_prompt(prompt)}: {given} tokens are given, more than the {self.schedule.given} "
-                    "of the run's texts"
+                    "of the run's texts; shorten it"
                 )
 
     def read(

@@ -179,7 +179,7 @@ def _group_runs(
 ) -> dict[tuple[str, ...], list[Results]]:
     """Return the runs of each table by its shared labels and samples, references first.
 
-    A reference belongs to every table of its model and prompts, unless budgets are rows.
+    A reference belongs to every table of its conditions and noise, unless budgets are rows.
     """
     rest = [kind for kind in KINDS if kind not in (layout.rows, layout.columns)]
     groups: dict[tuple[str, ...], list[Results]] = {}
@@ -191,15 +191,10 @@ def _group_runs(
     references = [run for run in runs if is_full(run)]
     if layout.rows == "budget" or "method" not in (layout.rows, layout.columns):
         return groups
-    return {
-        shared: [*(run for run in references if _is_reference(run, group)), *group]
-        for shared, group in groups.items()
-    }
-
-
-def _is_reference(run: Results, group: Sequence[Results]) -> bool:
-    """Return whether an uncompressed run has the model, prompts, samples and noise of a compressed one."""
-    return (find_conditions(run), run.noise) in {(find_conditions(other), other.noise) for other in group}
+    for group in groups.values():
+        alike = {(find_conditions(run), run.noise) for run in group}
+        group[:0] = [run for run in references if (find_conditions(run), run.noise) in alike]
+    return groups
 
 
 def _make_table(

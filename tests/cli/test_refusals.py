@@ -149,7 +149,7 @@ method=glob(*) | method=glob(*): several values are a sweep; add -m
 method=heatkv budget=0.001 | ... the smallest feasible budget is 0.00393, or lower `sinks`
 budget=3.5 | budget=3.5: above 1 it is a number of tokens per head and must be whole
 method=heatkv method.orders=nowhere.json | method.orders=nowhere.json: cannot be read
-task=plan method=ams_kv | task=plan: how much AMSKV holds depends on the images
+task=plan method=ams_kv | task=plan: how much AMSKV holds depends on data
 model=llamagen_tiny method=scalekv eval=none | method=scalekv: is for next-scale models and
 method=linear_ar | method=linear_ar: is for next-token models and infinity_tiny is a next-scale
 model=infinity_2b | model.sources.transformer: weights missing

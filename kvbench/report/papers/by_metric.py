@@ -34,10 +34,11 @@ def show_by_metric(
     tables, known = [find(name) for name in names], order_runs(runs)
     ordered = [*(run for run in known if is_full(run)), *(run for run in known if not is_full(run))]
     printed = [collect_printed(tables, run) for run in ordered]
+    full = next((_find_timing(run, timings) for run in ordered if is_full(run)), None)
     rows = [
         row
         for run, cells in zip(ordered, printed, strict=True)
-        for row in make_rows(run, cells, _find_timing(run, timings), _find_full(ordered, timings))
+        for row in make_rows(run, cells, _find_timing(run, timings), full)
     ]
     first = ordered[0]
     title = (
@@ -174,7 +175,3 @@ def _find_variants(name: str, runs: Sequence[Results]) -> list[str]:
 
 def _find_timing(run: Results, timings: Sequence[Timing]) -> Timing | None:
     return next((timing for timing in timings if timing.is_ok and timing.method == run.method), None)
-
-
-def _find_full(runs: Sequence[Results], timings: Sequence[Timing]) -> Timing | None:
-    return next((_find_timing(run, timings) for run in runs if is_full(run)), None)

@@ -160,7 +160,7 @@ class PublishedTable:
                 settings[key] = find_setting(run, key)
             if key == "budget" and (shares := self.budgets.get(run.model)) is not None:
                 values = tuple(shares.get(value, value) for value in values)
-            if not any(_agrees(key, settings[key], value) for value in values):
+            if not any(_equals(key, settings[key], value) for value in values):
                 return False
         return True
 
@@ -267,7 +267,7 @@ def _make_row(place: str, values: list[Any], keys: list[str], metrics: list[str]
     return PublishedRow(where, dict(zip(metrics, printed, strict=True)))
 
 
-def _agrees(key: str, actual: object, printed: str) -> bool:
+def _equals(key: str, actual: object, printed: str) -> bool:
     expected = parse_number(printed)
     if expected is None or not isinstance(actual, int | float):
         return (str(actual).lower() if isinstance(actual, bool) else str(actual)) == printed
