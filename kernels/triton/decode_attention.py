@@ -35,8 +35,7 @@ def decode_kernel(
 ):  # fmt: skip
     """Attend and append one token. Grid: sequence and share of the keys (fastest), rank of the row by length.
 
-    Strides count `UNIT` elements; `scale` includes log2(e). With one split `out` [B, R, M, D] is final, else `partial`
-    float32 [S, B, R, M, D] and `lse` [S, B, R, M] are inputs of `softmax.merge_kernel`.
+    Strides count `UNIT` elements; `scale` includes log2(e). Results are those of `softmax.store_state`.
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row = tl.load(order + tl.program_id(1)).to(tl.int64)

@@ -40,8 +40,7 @@ def past_kernel(
 
     `past_keys` and `past_values` are descriptors of all slots of all sequences, [B slots, D]. Strides count `UNIT`
     elements; `scale` includes log2(e). With RESUME the first share starts from the state in `out` and `state` float32
-    [B, R, M]. With one split `out` and `lse` are final, else `partial` float32 [S, B, R, M, D] and `lse` [S, B, R, M]
-    are inputs of `softmax.merge_kernel`.
+    [B, R, M]. Results are those of `softmax.store_state`.
     """
     row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)
     query, inside, channel, fits, q_tile = load_queries(

@@ -127,9 +127,8 @@ def quantised_kernel(
     """Attend. Grid: query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
     Strides of q and out count `UNIT` elements, strides of tables count entries; `scale` includes log2(e); sequence b
-    reads sequence b % `stored`. With one split `out` and `lse` are final, else `partial` float32 [S, B, R, M, D] and
-    `lse` [S, B, R, M] are inputs of `softmax.merge_kernel`. With RESUME the first share starts from the state in `out`
-    and `state` float32 [B, R, M].
+    reads sequence b % `stored`. With RESUME the first share starts from the state in `out` and `state` float32
+    [B, R, M]. Results are those of `softmax.store_state`.
     """
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
     batch = (tl.program_id(1) // splits).to(tl.int64)

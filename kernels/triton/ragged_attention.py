@@ -40,8 +40,7 @@ def attention_kernel(
     """Attend. Grid: query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
     Rows are the heads of one sequence, or, if sequences keep different slots, of all sequences with a batch of 1.
-    Strides count `UNIT` elements; `scale` includes log2(e). With one split `out` and `lse` are final, else `partial`
-    float32 [S, B, R, M, D] and `lse` [S, B, R, M] are inputs of `softmax.merge_kernel`.
+    Strides count `UNIT` elements; `scale` includes log2(e). Results are those of `softmax.store_state`.
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)

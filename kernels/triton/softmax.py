@@ -77,7 +77,10 @@ def attend_slots(
 def store_state(
     out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
-    """Store the result: with one split as the final output at `written`, else as a share at `place`."""
+    """Store the result: with one split as the final output at `written`, else as a share at `place`.
+
+    Shares, in `partial` float32 [S, B, R, M, D] and `lse` [S, B, R, M], are inputs of `merge_kernel`.
+    """
     total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
     tl.store(lse + place, (top + tl.log2(total)) * 0.6931471805599453, mask=inside)
     acc = acc / total[:, None]

@@ -1,7 +1,7 @@
 """Numbers in few bits: codes lie in bytes as described, rotations keep lengths, and errors are the recorded ones."""
 
 import json
-from math import floor
+from math import floor, isclose
 
 import numpy as np
 import pytest
@@ -85,8 +85,8 @@ def test_affine_codes_are_the_nearest_and_reach_from_end_to_end(x: Tensor, bits:
         exact = (float(value) - zero) / scale
         wanted = min(max(floor(exact + 0.5), 0), top)
         assert abs(int(codes[token, channel]) - wanted) <= (abs(exact - floor(exact) - 0.5) < 1e-3)
-        assert float(found[token, channel]) == pytest.approx(
-            zero + scale * int(codes[token, channel]), rel=1e-6
+        assert isclose(
+            found[token, channel], zero + scale * int(codes[token, channel]), abs_tol=1e-12, rel_tol=1e-6
         )
 
 

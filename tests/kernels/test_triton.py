@@ -10,7 +10,9 @@ from tests.support.triton_device import DEVICE, needs_loops, sharing
 
 pytest.importorskip("triton")
 
+from kvbench.kernels.layout import place_rows
 from kvbench.kernels.triton.attention_mass import attention_mass_triton
+from kvbench.kernels.triton.decode_attention import decode_attention_triton
 from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
 
@@ -93,12 +95,15 @@ def test_rows_that_start_anywhere_are_copied_first() -> None:
 
 @needs_loops
 def test_large_scores_do_not_overflow() -> None:
-    case = make(1, [40, 1], 1, 3, 16)
+    case = make(1, [40, 1], 1, 3, 16, free_slots=1)
     case = case._replace(
         q=case.q * 20, k=case.k * 20, stored=case.stored._replace(keys=case.stored.keys * 20)
     )
+    q, k, v, stored = case
+    rows = place_rows(stored, torch.tensor([0], device=DEVICE))
     for share in (1, 2):
         with sharing(share):
             assert all(torch.isfinite(part).all() for part in ragged_attention_triton(*case, 1.0))
+            assert torch.isfinite(decode_attention_triton(q, k[:, :, :1], v[:, :, :1], rows, 1.0)).all()
     mass = attention_mass_triton(case.q, case.k, case.stored, 1.0)
     torch.testing.assert_close(mass.sum(-1), torch.ones_like(mass.sum(-1)), atol=1e-3, rtol=0)
