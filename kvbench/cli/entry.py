@@ -46,8 +46,7 @@ class Interrupts:
         received: whether the signal came; code that cleans up may have raised another error in place of the interrupt.
     """
 
-    def __init__(self) -> None:
-        self.received = False
+    received = False
 
     def __call__(self, _: int, frame: FrameType | None) -> None:
         """Handle the signal in a stack of frames."""

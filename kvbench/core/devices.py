@@ -136,18 +136,13 @@ def if_it_fits(work: Callable[[], T], release: Callable[[], object] = lambda: No
     try:
         return work()
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        # Messages of torch's CPU allocator, and of cuBLAS without memory for its workspace.
+        known = ("not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+        is_lack = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not is_lack and not any(message in str(error) for message in known):
             raise
     # After the handler, when the traceback no longer holds the tensors.
     release()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # Messages of torch's CPU allocator, and of cuBLAS without memory for its workspace.
-    messages = ("not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        one in str(error) for one in messages
-    )

@@ -33,10 +33,9 @@ from kvbench.runs.record.samples import read_finished
 from kvbench.runs.run_hash import Identity
 from kvbench.runs.score.finish import finish, read_inputs
 from kvbench.runs.score.scoring import (
-    check_required,
+    check_evaluators,
     check_weights,
     find_pending,
-    note_missing_packages,
 )
 from kvbench.runs.score.tracker import reporting_failure
 
@@ -57,8 +56,7 @@ def run(job: Job, opened: Opened = lambda *_: None) -> Outcome:
             kept.
         Busy: another process calibrates, and the job does not wait.
     """
-    _check(job)
-    load(job)
+    _begin(job)
     one = job.reference if job.is_reference else job
     if (obstacle := find_obstacle(job.settings.runs_dir)) is not None:
         return _check_scores(job, _read_finished(one, obstacle))
@@ -124,8 +122,7 @@ def rescore(job: Job) -> Outcome:
     Raises:
         ConfigError: the run or its reference is not finished.
     """
-    _check(job)
-    load(job)
+    _begin(job)
     for one in (job.reference, *(() if job.is_reference else (job,))):
         for path in find_used_files(one):
             if path is not None and not path.is_file():
@@ -138,13 +135,14 @@ def rescore(job: Job) -> Outcome:
     return _check_scores(job, _complete(job.reference if job.is_reference else job))
 
 
-def _check(job: Job) -> None:
-    check_required(job.evaluators, job.settings.require)
-    note_missing_packages(job.evaluators)
+def _begin(job: Job) -> None:
+    """Check all that can be wrong with a job, and load its model."""
+    check_evaluators(job.evaluators, job.settings.require)
     check_job(job)
     if (check := getattr(job.logger, "check", None)) is not None:
         check()
     identify_engine()  # refuses a file that was edited after its import, before anything is written
+    load(job)
 
 
 def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:

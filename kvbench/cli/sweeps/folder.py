@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.conf import HydraConf
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
@@ -12,7 +13,7 @@ from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.messages import EXPECTED
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import describe_sweep, find_folder, find_named, name_folder, name_sweep
+from kvbench.cli.sweeps.jobs import find_folder, find_named, name_folder, name_sweep
 from kvbench.cli.sweeps.sweeper import split_jobs
 from kvbench.core.config import ConfigError, check_part
 from kvbench.core.settings import SweepSettings
@@ -29,7 +30,8 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
         HydraException, OmegaConfBaseException: an override matches no key.
         ConfigError: the sweep or its folder does not exist, or a setting is wrong.
     """
-    cfg, hydra_cfg, is_listed = _compose_shared(words)
+    cfg, hydra_cfg, parsed = _compose_shared(words)
+    is_listed = hydra_cfg.runtime.choices.get("sweeps") or any(word.is_sweep_override() for word in parsed)
     runs_dir, name = Path(cfg.runs_dir).expanduser(), _read_name(cfg)
     if cfg.task not in READERS:
         read_settings(cfg)  # errors are raised before a folder is made
@@ -41,7 +43,7 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     else:
         if (cfg.task != "work" or cfg.work.do is not None) and not runs_dir.is_dir():
             raise ConfigError(f"runs_dir={cfg.runs_dir}: holds no runs")
-        jobs = _list_jobs(hydra_cfg, words)
+        jobs = _list_jobs(hydra_cfg, parsed)
         must_exist = cfg.task in READERS or cfg.work.do is not None
         folder = name_folder(runs_dir, jobs) if must_exist else find_folder(runs_dir, jobs)
         if not folder.is_dir():
@@ -68,10 +70,11 @@ def announce(words: Sequence[str], *, every: bool = False) -> list[tuple[str, ..
     try:
         with hydra_of_kvbench():
             check_search_path()
-            cfg, hydra_cfg, _ = _compose_shared(words)
-            jobs = _list_jobs(hydra_cfg, words)
+            cfg, hydra_cfg, parsed = _compose_shared(words)
+            jobs, name = _list_jobs(hydra_cfg, parsed), _read_name(cfg)
             folder = name_folder(Path(cfg.runs_dir).expanduser(), jobs)
-            say(describe_sweep(folder, _read_name(cfg), len(jobs)))
+            title = "sweep" if name is None else f"sweep {name}"
+            say(f"{title}: {len(jobs)} job{'s' * (len(jobs) != 1)}, {folder}")
             for number, job in enumerate(jobs if every else ()):
                 say(f"{number:>{len(str(len(jobs)))}}  {shlex.join(job)}")
             return list_checked(cfg, folder, jobs)
@@ -87,17 +90,16 @@ def list_checked(cfg: DictConfig, folder: Path, jobs: Sequence[tuple[str, ...]])
     return [entry.overrides for entry in entries if entry.outcome != "finished"]
 
 
-def _compose_shared(words: Sequence[str]) -> tuple[DictConfig, HydraConf, bool]:
-    """Compose what the jobs of a sweep share; also return whether the words list jobs."""
+def _compose_shared(words: Sequence[str]) -> tuple[DictConfig, HydraConf, list[Override]]:
+    """Compose what the jobs of a sweep share; also return the parsed words."""
     parsed = parse_words(words)
-    cfg, hydra_cfg = compose_job([str(word.input_line) for word in parsed if not word.is_sweep_override()])
-    is_listed = hydra_cfg.runtime.choices.get("sweeps") or any(word.is_sweep_override() for word in parsed)
-    return cfg, hydra_cfg, bool(is_listed)
+    shared = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
+    return *compose_job(shared), parsed
 
 
-def _list_jobs(hydra_cfg: HydraConf, words: Sequence[str]) -> list[tuple[str, ...]]:
+def _list_jobs(hydra_cfg: HydraConf, parsed: Sequence[Override]) -> list[tuple[str, ...]]:
     """Return the jobs of a sweep's words and file."""
-    own = [str(word.input_line) for word in parse_words(words) if not word.is_hydra_override()]
+    own = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
     return split_jobs(hydra_cfg.sweeper.params, own)
 
 

@@ -120,11 +120,6 @@ def find_named(runs_dir: Path, name: str) -> Path:
     return folders[name]
 
 
-def describe_sweep(folder: Path, name: str | None, jobs: int) -> str:
-    """Return one line with the name, the folder and the number of jobs of a sweep."""
-    return f"sweep{'' if name is None else f' {name}'}: {jobs} job{'s' * (jobs != 1)}, {folder}"
-
-
 def _find_finished(sweeps: Path) -> dict[frozenset[str], JobStatus]:
     """Return the finished jobs of all sweeps, but those whose list of jobs is damaged."""
     found: dict[frozenset[str], JobStatus] = {}

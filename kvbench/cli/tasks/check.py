@@ -24,7 +24,7 @@ from kvbench.eval.files.weights import find_wrong
 from kvbench.eval.protocol.base import find_missing
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
-from kvbench.models.files.hub import Listing, format_bytes
+from kvbench.models.files.hub import format_bytes
 from kvbench.models.files.weights import check_named, survey
 from kvbench.report.collect import read_runs
 from kvbench.runs.check import check_job
@@ -150,16 +150,14 @@ def _describe_logger(logger: object) -> str:
 
 def _find_weights(model: Model) -> str:
     """Return the origin of the weights and the size of the download; raise WeightsError that names what is missing."""
-    sources = model.list_sources()
-    places = zip(sources, survey(sources.values()), strict=True)
-    return ", ".join(f"{part}: {_describe_weights(place)}" for part, place in places) or "random numbers"
-
-
-def _describe_weights(place: Path | Listing) -> str:
-    """Return the name of weights and their SHA-256, or the size of their download; raise WeightsError if damaged."""
-    if isinstance(place, Path):
-        return f"{place.name}, sha256 {check_named(place)[:12]}"
-    return f"{place.part.repo} from the Hub ({format_bytes(sum(place.missing.values()))} to download)"
+    sources, found = model.list_sources(), []
+    for part, place in zip(sources, survey(sources.values()), strict=True):
+        if isinstance(place, Path):
+            found.append(f"{part}: {place.name}, sha256 {check_named(place)[:12]}")
+        else:
+            size = format_bytes(sum(place.missing.values()))
+            found.append(f"{part}: {place.part.repo} from the Hub ({size} to download)")
+    return ", ".join(found) or "random numbers"
 
 
 def _estimate(job: Job) -> Iterator[Finding]:

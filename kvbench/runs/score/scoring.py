@@ -51,27 +51,23 @@ def describe_changes(pending: Mapping[str, Evaluator], inputs: Mapping[str, Inpu
     return ", ".join(sorted(changes))
 
 
-def note_missing_packages(evaluators: Mapping[str, Evaluator]) -> None:
-    """Log, before any work, the evaluators that will be skipped because a package is missing, a line per command."""
-    commands: dict[str, list[str]] = {}
-    for name, evaluator in evaluators.items():
-        for command in dict.fromkeys(map(install_command, list_missing_packages(evaluator))):
-            commands.setdefault(command, []).append(name)
-    for command, names in commands.items():
-        log.warning("eval=%s: skipped, packages are missing; get them with: %s", ",".join(names), command)
-
-
-def check_required(evaluators: Mapping[str, Evaluator], required: Sequence[str]) -> None:
-    """Check that required evaluators are configured and have what they need.
+def check_evaluators(evaluators: Mapping[str, Evaluator], required: Sequence[str]) -> None:
+    """Check, before any work, that required evaluators have what they need; log which others lack a package.
 
     Raises:
-        ConfigError: one is not in `eval`, or lacks packages or files.
+        ConfigError: a required one is not in `eval`, or lacks packages or files.
     """
     for name in required:
         if name not in evaluators:
             raise ConfigError(f"require={name}: not in eval, which has {', '.join(evaluators) or 'nothing'}")
         if lacking := find_missing(evaluators[name]):
             raise ConfigError(f"require={name}: {'; '.join(lacking)}")
+    commands: dict[str, list[str]] = {}
+    for name, evaluator in evaluators.items():
+        for command in dict.fromkeys(map(install_command, list_missing_packages(evaluator))):
+            commands.setdefault(command, []).append(name)
+    for command, names in commands.items():
+        log.warning("eval=%s: skipped, packages are missing; get them with: %s", ",".join(names), command)
 
 
 def check_weights(evaluators: Mapping[str, Evaluator]) -> None:
