@@ -14,7 +14,6 @@ from kvbench.eval.files.weights import Weight
 from kvbench.eval.networks import Pixels, normalise
 from kvbench.eval.protocol.scores import MetricSpec
 
-MODEL = "ViT-H-14"
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 STYLES = ("anime", "concept-art", "paintings", "photo")
@@ -58,7 +57,7 @@ class Hps(PromptScore):
 
     sha256: str | None = None
     antialias: bool = True
-    model: str = MODEL
+    model: str = "ViT-H-14"
     network: Weight = HPS_V2_1
     name: ClassVar[str] = "hpsv2"
     protocol: ClassVar[str] = "v2.1"

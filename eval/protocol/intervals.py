@@ -25,6 +25,8 @@ NORMAL_CLUSTERS = 50
 MAX_DRAWS = 1 << 24  # maximum number of random integers in memory
 
 Floats = NDArray[np.float64]
+Statistic = Callable[[NDArray[np.int64]], float]
+"""Function from the positions of samples, int64 [kept], to a value."""
 Group = TypeVar("Group", bound=Hashable)
 Cluster = TypeVar("Cluster", bound=Hashable)
 
@@ -220,13 +222,8 @@ def assign_groups(clusters: Sequence[Hashable]) -> NDArray[np.int64]:
     return assigned
 
 
-def leave_out(
-    statistic: Callable[[NDArray[np.int64]], float], clusters: Sequence[Hashable]
-) -> Replicates | None:
-    """Return the replicates of a delete-a-group jackknife, or None if fewer than two samples remain.
-
-    `statistic` returns the value from the positions of the kept samples, `clusters` is as in `assign_groups`.
-    """
+def leave_out(statistic: Statistic, clusters: Sequence[Hashable]) -> Replicates | None:
+    """Return the replicates of a delete-a-group jackknife (`assign_groups`), None if fewer than two samples remain."""
     dealt = assign_groups(clusters)
     rest = [np.flatnonzero(dealt != group) for group in range(int(dealt.max()) + 1)]
     if min(map(len, rest)) < 2:
@@ -234,9 +231,7 @@ def leave_out(
     return Replicates.from_groups(np.array([statistic(positions) for positions in rest]), clusters)
 
 
-def jackknife(
-    statistic: Callable[[NDArray[np.int64]], float], value: float, clusters: Sequence[Hashable]
-) -> Interval | None:
+def jackknife(statistic: Statistic, value: float, clusters: Sequence[Hashable]) -> Interval | None:
     """Return the jackknife interval around `value`, the statistic of all samples; None if `leave_out` returns None.
 
     The interval covers the variation between sets of n samples. The effect of n itself (a FID falls with n) is
@@ -249,16 +244,14 @@ def jackknife(
     return replace(replicates.surround(value), bias=float((len(without) - 1) * (without.mean() - value)))
 
 
-def resample_statistic(
-    statistic: Callable[[NDArray[np.int64]], float], value: float, clusters: Sequence[Hashable]
-) -> Interval | None:
+def resample_statistic(statistic: Statistic, value: float, clusters: Sequence[Hashable]) -> Interval | None:
     """Return the percentile bootstrap of a statistic that is not a function of means; None below two clusters.
 
     Whole clusters are drawn with replacement. The interval is widened for few clusters as by `bootstrap`. Its
     replicates give differences between runs of the same clusters an interval.
 
     Args:
-        statistic: function from the positions of samples, some of them several times, to the value.
+        statistic: the statistic; samples of clusters that are drawn several times have repeated positions.
         value: the statistic of all samples.
         clusters: cluster of each sample.
     """

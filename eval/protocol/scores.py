@@ -6,12 +6,12 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvbench.eval.protocol.intervals import (
     Cluster,
     Interval,
     Replicates,
+    Statistic,
     bootstrap,
     jackknife,
     share_interval,
@@ -160,7 +160,7 @@ def score_parts(
     return {f"{metric}/{name}": average(*parts[name]) for name in names if name in parts}
 
 
-def jackknife_score(statistic: Callable[[NDArray[np.int64]], float], clusters: Sequence[Hashable]) -> Score:
+def jackknife_score(statistic: Statistic, clusters: Sequence[Hashable]) -> Score:
     """Return a statistic of all samples with its jackknife interval and bias; see `leave_out`."""
     value = statistic(np.arange(len(clusters)))
     return with_interval(Score(value, len(clusters)), jackknife(statistic, value, clusters))

@@ -90,7 +90,10 @@ def _hold(
     slow = {method: seconds for method, seconds in took.items() if limit is not None and seconds > limit}
     if len(fast := [method for method in entrants if method not in slow]) < 2:
         raise ConfigError(f"choose.seconds={limit}: {len(fast)} of {len(entrants)} methods fit; raise it")
-    race = advance(Race.start(fast, _read_rules(settings, runner, found)), average(found, fast))
+    limits = find_limits(runner.metric, (value for values in found.values() for _, value in values))
+    higher = has_higher_values(runner.metric, runner.spec)
+    rules = Rules(higher, settings.choose.error, float(settings.margin), limits)
+    race = advance(Race.start(fast, rules), average(found, fast))
     _say_look(race)
     for block in blocks[1:]:
         if race.state != "racing":
@@ -109,13 +112,6 @@ def _draw_block(runner: Runner, jobs: Iterable[Job], block: range, found: Found)
         values, seconds[job.method_name] = runner.draw(job, block)
         found[job.method_name] += values
     return seconds
-
-
-def _read_rules(settings: Settings, runner: Runner, found: Found) -> Rules:
-    """Return the rules of the race; answers have limits."""
-    limits = find_limits(runner.metric, (value for values in found.values() for _, value in values))
-    higher = has_higher_values(runner.metric, runner.spec)
-    return Rules(higher, settings.choose.error, float(settings.margin), limits)
 
 
 def _say_look(race: Race) -> None:
