@@ -14,6 +14,7 @@ FILE_LIST = "SHA256SUMS"
 RUNS_FILE = Path("data", "runs.parquet")
 SAMPLES_FILE = RUNS_FILE.with_name("samples.parquet")
 MAX_SHOWN = 3
+"""Maximum number of names in a message."""
 
 
 class FileChange(NamedTuple):
@@ -42,7 +43,7 @@ def write_file_list(folder: Path) -> None:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others, as text."""
+    """Return the first `MAX_SHOWN` names, and the number of other names, as a string."""
     more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
     return ", ".join(names[:MAX_SHOWN]) + more
 

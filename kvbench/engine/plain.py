@@ -28,7 +28,7 @@ from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from kvbench.methods.shared.base import Method
 
 REBUILD_BOUND = Fraction(11, 10)
-"""Size of the ring in units of B if row lengths depend on data; blocks that do not fit are stored outside."""
+"""Size of the ring in units of B if lengths of rows depend on data; blocks that do not fit are stored outside."""
 
 
 class PlainStorage(CacheBackend):

@@ -7,13 +7,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 MAX_OPERATORS = 15
+"""Maximum number of operators that are returned."""
 
 
 def trace(work: Callable[[], object], path: Path, device: str) -> list[dict[str, object]]:
     """Write a Chrome trace (chrome://tracing, ui.perfetto.dev) of some work and return its operators.
 
-    At most `MAX_OPERATORS` with name, calls and own seconds (without callees) are returned, longest first; on a GPU
-    kernels are operators.
+    They have name, calls and own seconds (without callees), the longest first; on a GPU kernels are operators.
 
     Raises:
         OSError: the file cannot be written.

@@ -10,6 +10,7 @@ from kvbench.runs.record.results import Results
 Conditions = tuple[tuple[str, str], ...]
 """Names and values: those of `LABELS`, then what else the samples depend on."""
 LABELS = ("model", "prompts", "n")
+"""Conditions that every name of conditions has."""
 PROTECTED = {"sinks": "Leading scales", "condensed": "Leading scales", "leading": "First tokens"}
 """Settings of methods that protect tokens from eviction, and what they protect."""
 UNCONDITIONAL = ("count", "download")

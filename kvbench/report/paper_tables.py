@@ -121,7 +121,7 @@ def find_significant(runs: Sequence[Results], runs_dir: Path, names: Sequence[st
     """Return the significantly best values of metrics, as pairs of a run's name and a metric.
 
     The runs that compress with one model, prompt set, budget and set of seeds compete. A value is best if the 95 %
-    interval of its difference to the second best, paired by prompt and seed, leaves zero.
+    interval of its difference to the second best, paired by prompt and seed, excludes zero.
     """
     groups: dict[Hashable, list[Results]] = {}
     for run in runs:

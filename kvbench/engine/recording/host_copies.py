@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 COPIES = ("to", "_to_copy", "copy_")
+"""Operations of torch that may copy from the host to a device."""
 
 
 class CapturedCopies:

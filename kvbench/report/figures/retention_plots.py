@@ -48,7 +48,7 @@ def average_maps(retentions: Sequence[Retention]) -> Retention:
 def draw_retention(retention: Retention, title: str) -> Figure:
     """Draw a map for each source with a square for each head: layers down, KV heads across.
 
-    All maps are in one coordinate system, in inches: twelve of their own take seconds to lay out.
+    All maps share one coordinate system in inches, because laying out twelve systems takes seconds.
     """
     labels, shares = join_sources(retention, MAX_MAPS)
     layers, heads, count = shares.shape
