@@ -20,7 +20,7 @@ class View(Protocol):
         segment: the current segment.
         sequences: number of sequences in the batch.
         heads: KV heads of a sequence.
-        position: int64 [rows, slots], position of each slot's token in its sequence, -1 where a row lacks the slot.
+        position: int64 [rows, slots], position of each slot's token, -1 where a row lacks the slot.
         prompts: index in the run of each sequence's prompt, so that random values are the same in any batch.
         state: float32 [rows, slots], or [rows, slots, n] for n values per slot (`Uses.state`): what the method wrote
             on each slot earlier, 0 on new slots; written in place, it moves with the kept slots.
