@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from kvbench.models.files.checkpoints import State
-from kvbench.models.files.official_files import clean_vqgan, name_parts, take_part
+from kvbench.models.files.official_files import DRAWING, clean_vqgan, name_parts, take_part
 from kvbench.models.parts.decoder_files import HEAD, clean_llama
 
 OLDER = (
@@ -16,7 +16,6 @@ OLDER = (
 )
 """Names that older versions of transformers wrote, and the ones of today."""
 LANGUAGE, IMAGES = "model.text_model.", "model.vqmodel."
-DRAWING = ("decoder.", "post_quant_conv.", "quantize.")
 NAMES = (
     (r"^decoder\.(time_\w+)\.", r"\1."),
     (r"^(time_conv\.\d+)\.conv\.", r"\1."),

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from kvbench.models.files.checkpoints import State
 
+DRAWING = ("decoder.", "post_quant_conv.", "quantize.")
+"""Prefixes of the names of what a VQGAN needs to decode tokens."""
+
 
 def take_part(raw: Mapping[str, object], prefix: str) -> State:
     """Return the tensors whose names begin with a prefix, without it."""

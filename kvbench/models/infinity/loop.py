@@ -21,23 +21,15 @@ PADDING_MULTIPLE = 64
 """With CUDA graphs, texts are padded to a multiple of this number of words: each length needs its own graph."""
 
 
-def pair_text(
-    transformer: Infinity, text: TextFeatures, negative: TextFeatures | None, fill: int = 1
-) -> tuple[Tensor, Tensor]:
-    """Return values and mask of conditional texts followed by their unconditional ones, padded by `pad_text`.
+def pair_text(transformer: Infinity, text: TextFeatures, negative: TextFeatures | None) -> TextFeatures:
+    """Return conditional texts followed by their unconditional ones.
 
     Without negative prompts, the unconditional text of a prompt of n words is the first n learned rows.
     """
     if negative is None:
         rows = [transformer.cfg_uncond[:length] for length in text.lengths]
         negative = TextFeatures(torch.cat(rows).to(text.values), text.lengths)
-    both = TextFeatures(torch.cat((text.values, negative.values)), text.lengths + negative.lengths)
-    return pad_text(both, fill)
-
-
-def pad_text(text: TextFeatures, fill: int) -> tuple[Tensor, Tensor]:
-    """Return values and mask of texts, padded to a multiple of `fill` words."""
-    return text.pad(-(-max(text.lengths) // fill) * fill)
+    return TextFeatures(torch.cat((text.values, negative.values)), text.lengths + negative.lengths)
 
 
 @torch.inference_mode()
@@ -78,7 +70,8 @@ def draw_bit_scales(
     guided = sampling.branches(len(segments)) == 2
     repetitions = cache.repetitions
     fill = 1 if repetitions is None else PADDING_MULTIPLE
-    values, mask = pair_text(transformer, text, negative, fill) if guided else pad_text(text, fill)
+    texts = pair_text(transformer, text, negative) if guided else text
+    values, mask = texts.pad(-(-max(texts.lengths) // fill) * fill)
     condition = transformer.condition(values, mask)
     rotation = transformer.rotation(segments, values.device)
     prompts, channels = len(text.lengths), tokenizer.config.bits

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 
 from kvbench.models.files.checkpoints import State
-from kvbench.models.files.official_files import clean_vqgan
+from kvbench.models.files.official_files import DRAWING, clean_vqgan
 from kvbench.models.lumina.transformer import LuminaConfig
 from kvbench.models.parts.decoder_files import clean_llama, strip_prefix
-
-DRAWING = ("decoder.", "post_quant_conv.", "quantize.")
 
 
 def clean_lumina(raw: Mapping[str, object], config: LuminaConfig) -> State:

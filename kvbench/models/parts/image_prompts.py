@@ -23,7 +23,7 @@ BEGIN, IMAGE, SEPARATOR, NEWLINE = "<s>", "<racm3:break>", "<reserved08706>", "<
 LUMINA = {BEGIN: 0, IMAGE: 8197, SEPARATOR: 8710, NEWLINE: 8803}
 """Numbers of the special tokens that Lumina-mGPT was trained with; its image tokens begin at number 4."""
 DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
-"""Digits of the code in the name of an image token of Lumina-mGPT."""
+"""Digits of the code by its letters in the name of an image token of Lumina-mGPT."""
 EMU3 = ("<|extra_203|>", "<|endoftext|>", "<|extra_200|>", "<|image start|>", "<|image token|>")
 """Names of Emu3's tokens that begin a text, pad, end a line, and begin an image's size and its codes."""
 
@@ -97,7 +97,9 @@ def read_lumina(path: Path, config: LinedImageConfig) -> FramedTokens:
     read = _read_framed(reader, LUMINA[BEGIN], partial(write_request, image=config.image), prefix)
     if read("")[-4] != LUMINA[SEPARATOR]:
         raise ValueError(f"it does not read {SEPARATOR} as one token")
-    codes = read_codes(reader.get_vocab(), "IMGIMG([A-J]+)Z", _read_letters, 4, config.codes)
+    codes = read_codes(
+        reader.get_vocab(), "IMGIMG([A-J]+)Z", lambda name: int(name.translate(DIGITS)), 4, config.codes
+    )
     return FramedTokens(LUMINA[BEGIN], read, lambda _: [*prefix], LUMINA[NEWLINE], codes)
 
 
@@ -154,11 +156,6 @@ def _read_framed(
         return [begin, *reader.encode(write(prompt), add_special_tokens=False).ids, *(tail or ())]
 
     return read
-
-
-def _read_letters(spelled: str) -> int:
-    """Return the number that letters from A for 0 to J for 9 spell."""
-    return int(spelled.translate(DIGITS))
 
 
 def forbid(codes: Tensor, newline: int, line: int) -> Callable[[int], Tensor]:

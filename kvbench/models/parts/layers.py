@@ -227,13 +227,11 @@ def make_attend(segments: Sequence[Segment]) -> Attend:
     """Return attention over all scales at once: each token attends to its own and earlier scales, logits unscaled."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor]) -> Tensor:  # noqa: ARG001
-        return torch.cat(
-            [_attention(q[:, :, s.start : s.end], k[:, :, : s.end], v[:, :, : s.end]) for s in segments], 2
-        )
+        parts = []
+        for s in segments:
+            # Written out, because the fused kernel's backward pass takes several times longer on a CPU.
+            scores = q[:, :, s.start : s.end] @ k[:, :, : s.end].mT
+            parts.append(scores.float().softmax(-1).to(v.dtype) @ v[:, :, : s.end])
+        return torch.cat(parts, 2)
 
     return attend
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    # Written out, because the fused kernel's backward pass takes several times longer on a CPU.
-    return (q @ k.transpose(-1, -2)).float().softmax(-1).to(v.dtype) @ v

@@ -85,12 +85,9 @@ class HashedText:
         """Return features of unit variance for every prompt."""
         last = None if self._longest is None else self._longest - 1
         words = [[*prompt.split()[:last], ""] for prompt in prompts]
-        rows = [self._row(word) for row in words for word in row]
+        seeds = [int(hash_content(word)[:14], 16) for row in words for word in row]
+        rows = [torch.randn(self._width, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         return TextFeatures(torch.stack(rows).to(self._device), tuple(map(len, words)))
-
-    def _row(self, word: str) -> Tensor:
-        seed = int(hash_content(word)[:14], 16)
-        return torch.randn(self._width, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)
