@@ -1,34 +1,27 @@
-"""The embedded image models: small, right in most pictures, the same in any batch, shard and after a kill."""
+"""The embedded image models: small, right in most pictures, the same in any batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from torch import Tensor
 
-from kvbench.core.settings import Shard
-from kvbench.engine.cache import KVCache
 from kvbench.extras.training.images import BACKGROUNDS
 from kvbench.methods.full import Full
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.prompts.scenes import SceneClasses
-from kvbench.runs import execute
-from kvbench.runs.job import Job
 from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import exact
 from kvbench.scenes.grammar import evaluation_prompts
 from tests.support.engine import open_cache
-from tests.support.fake_run import images_of, job_in
 from tests.support.marks import slow_except
 from tests.support.places import ASSETS
 from tests.support.small_models import configured, full, load
@@ -123,32 +116,3 @@ def test_backgrounds_and_colours_of_pictures_are_the_named_ones(name: str, chann
         assert np.abs(np.median(edge, 0) - colour).max() < 12
         others = np.delete(image, channel, -1).max(-1)
         assert (image[..., channel] > others + 40).mean() > 0.1
-
-
-def job(folder: Path, **changed: object) -> Job:
-    """Strips of four rows."""
-    settings = {"batch_size": 2, "budget": 30, **changed}
-    prompts = EMBEDDED["llamagen_tiny"].prompts[:4]
-    return job_in(folder, model=tiny("llamagen_tiny", 4), method=HeadKV(sinks=1), prompts=prompts, **settings)
-
-
-@pytest.mark.slow
-def test_shards_and_a_killed_run_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = images_of(execute.run(job(tmp_path / "whole")).folder)
-    assert len(whole) == 4
-    for index in (1, 0):
-        outcome = execute.run(job(tmp_path / "shards", shard=Shard(index, 2)))
-    assert images_of(outcome.folder) == whole
-    generate, calls = LlamaGenModel.generate, []
-
-    def killed(self: LlamaGenModel, prompts: list[str], cache: KVCache, noise: PromptNoise) -> Tensor:
-        calls.append(prompts)
-        if len(calls) == 4:  # two batches of the reference, then the second one of the run
-            raise KeyboardInterrupt
-        return generate(self, prompts, cache, noise)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LlamaGenModel, "generate", killed)
-        with pytest.raises(KeyboardInterrupt):
-            execute.run(job(tmp_path / "cut"))
-    assert images_of(execute.run(job(tmp_path / "cut")).folder) == whole
