@@ -81,7 +81,7 @@ calibrate.seed=99999999999999999999999 | calibrate.seed=99999999999999999999999:
 prompts.seed=-1 | prompts.seed=-1: must be at least 0
 prompts.count=99999999999999 | prompts.count=99999999999999: must be at most 1000000
 calibrate.count=99999999999999 | calibrate.count=99999999999999: must be a whole number of at least 1
-model=var_tiny prompts=imagenet prompts.per_class=1000000 | prompts.per_class=1000000: makes 1000000000 prompts, a
+model=var_tiny prompts=imagenet prompts.per_class=1000000 | prompts.per_class=1000000: makes 1000000000 prompts, more
 prompts=file prompts.path=../files/x.pdf | prompts.path=../files/x.pdf: must be .txt, .jsonl or .csv
 prompts=file prompts.path=../files/binary.txt | prompts.path=../files/binary.txt: is not text
 prompts=file prompts.path=../files/deep.jsonl | prompts.path=../files/deep.jsonl: line 1 is not
