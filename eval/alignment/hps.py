@@ -14,8 +14,8 @@ from kvbench.eval.files.weights import Weight
 from kvbench.eval.networks import Pixels, normalise
 from kvbench.eval.protocol.scores import MetricSpec
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
+MEAN = (0.48145466, 0.4578275, 0.40821073)  # CLIP's normalisation of RGB channels in [0, 1]
+STD = (0.26862954, 0.26130258, 0.27577711)  # standard deviations of the channels
 STYLES = ("anime", "concept-art", "paintings", "photo")
 HPS_V2_1 = Weight.at("https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_compressed.pt")
 

@@ -23,7 +23,7 @@ TEMPLATES = (
     "a photo of a {color}-colored {label}",
     "a photo of a {color} object",
 )
-BACKGROUND = (0x99, 0x99, 0x99)
+BACKGROUND = (0x99, 0x99, 0x99)  # RGB outside an object's mask
 
 Colors = Callable[[Pixels], ColorOf]
 

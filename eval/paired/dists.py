@@ -18,7 +18,7 @@ from kvbench.eval.protocol.scores import MetricSpec
 STAGES = [3, 64, 128, 256, 512, 512]
 """Channels of the images and of the last map of each block."""
 STABILISER = 1e-6  # the paper's constants c1 and c2
-MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of RGB channels in [0, 1]
 
 VGG16 = Weight.at(
     "https://download.pytorch.org/models/vgg16-397923af.pth",

@@ -12,7 +12,7 @@ from kvbench.eval.protocol.base import Evaluator, Result, make_result
 from kvbench.eval.protocol.intervals import bootstrap, leave_out
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score, with_interval
 
-PEAK_VALUE = 255
+PEAK_VALUE = 255  # of 8-bit pixels
 BATCH_SIZE = 16
 """Number of pairs of images that are decoded together."""
 

@@ -18,7 +18,7 @@ STATISTIC_RESAMPLES = 500
 """Bootstrap resamples of a statistic that is computed anew for each."""
 GROUPS = 20  # maximum number of groups of a jackknife
 MIN_GROUPS = 5  # fewer groups give a poor standard error
-SEED = 0
+SEED = 0  # of all resamples, groups and subsets
 NORMAL_QUANTILE = 1.959964  # 97.5 % quantile of the normal distribution
 NORMAL_CLUSTERS = 50
 """Number of clusters from which the normal distribution replaces Student's."""

@@ -20,8 +20,8 @@ VIT_L_14 = Weight.at(
     size=1_217_586_395,
     caches=TORCH_CACHES,
 )
-MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SIDE, PATCH = 224, 14
+MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of RGB channels in [0, 1]
+SIDE, PATCH = 224, 14  # sides of an image and of a patch in pixels
 OFFSET = 0.1
 """Number added to the patches per side in the authors' resize of the position table, which shifts its grid."""
 

@@ -31,7 +31,7 @@ DINO = Weight.at(
 )
 ADAPTER = "ensemble_lora/adapter_model"
 ADAPTER_CONFIG = "ensemble_lora/adapter_config.json"
-SIDE = 224
+SIDE = 224  # pixels of a resized image
 UPDATE = re.compile(r".*extractor_list\.(?P<branch>\d)\.model\.(?P<layer>.+)\.lora_A\.weight")
 """Tensor name of the first factor of a low-rank update."""
 UNSUPPORTED = ("use_rslora", "use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern")

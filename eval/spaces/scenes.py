@@ -26,8 +26,8 @@ from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.eval.spaces.base import Network, Space
 from kvbench.eval.spaces.evaluator import finish
 
-WIDTHS = (16, 32, 48, 64)
-BATCH = 64
+WIDTHS = (16, 32, 48, 64)  # channels of the stages
+BATCH = 64  # images in a batch
 
 SCENES = Weight(
     "features.safetensors",

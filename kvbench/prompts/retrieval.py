@@ -8,7 +8,7 @@ from kvbench.forced.text import FILL, ForcedText, Part
 from kvbench.prompts.base import Prompt, check_choices
 from kvbench.prompts.questions import MAX_PIECE, Questions
 
-MIN_CONTEXT, MAX_CONTEXT = 512, 2**20
+MIN_CONTEXT, MAX_CONTEXT = 512, 2**20  # tokens
 ASKED = ("within", "after")
 CHARACTERS_PER_TOKEN = 8
 """Characters of a text that are kept per token; tokens of prose have fewer than six on average."""

@@ -17,7 +17,7 @@ from kvbench.puzzles.room_walk import ROOMS, Move, RoomWalk
 
 NO_MEETING_WORD, NOTES_WORD = " .", "\nnotes"
 """Words of a move without a meeting, and before the queried rooms."""
-MAX_QUERIES = 4
+MAX_QUERIES = 4  # maximum number of queried rooms
 
 
 @dataclass(frozen=True)

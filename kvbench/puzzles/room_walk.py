@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
-ROOMS = "abcdefghijkl"
-SIDES = "<>"
+ROOMS = "abcdefghijkl"  # names of all rooms
+SIDES = "<>"  # names of a room's doors
 WALKERS = 3
 MAX_MOVES = 399  # maximum number of moves, each number of which is a word
 

@@ -17,7 +17,7 @@ from kvbench.scenes.world import BACKGROUNDS, COLORS, SHAPES, SIDE, Object, Scen
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = {2: "two", 3: "three", 4: "four"}
-HELD_OUT_PAIRS = (("cyan", "triangle"), ("purple", "cross"), ("green", "ring"))
+HELD_OUT_PAIRS = (("cyan", "triangle"), ("purple", "cross"), ("green", "ring"))  # not in training scenes
 TASK_SHARES: Mapping[str, float] = {"colors": 0.28, "counting": 0.20, "color_attr": 0.17, "position": 0.35}
 
 

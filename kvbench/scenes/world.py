@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-SIDE = 96
+SIDE = 96  # pixels
 SHAPES = ("circle", "square", "triangle", "ring", "cross")
 COLORS: dict[str, tuple[int, int, int]] = {
     "red": (220, 45, 45),
@@ -15,7 +15,7 @@ COLORS: dict[str, tuple[int, int, int]] = {
     "blue": (50, 75, 215),
     "purple": (155, 60, 195),
 }
-BACKGROUNDS: dict[str, int] = {"light": 232, "dark": 44}
+BACKGROUNDS: dict[str, int] = {"light": 232, "dark": 44}  # grey levels, 0 to 255
 
 
 @dataclass(frozen=True)

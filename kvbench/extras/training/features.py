@@ -15,14 +15,13 @@ from kvbench.core import checkpoint
 from kvbench.eval.networks import to_unit
 from kvbench.eval.spaces.scenes import SceneFeatures
 from kvbench.extras.training.loop import Recipe, fit, generator
-from kvbench.scenes.grammar import TASKS, sample
-from kvbench.scenes.world import COLORS, SHAPES, SIDE, Scene, render
+from kvbench.scenes.grammar import PAIRS, TASKS, sample
+from kvbench.scenes.world import SIDE, Scene, render
 
 log = logging.getLogger(__name__)
 
-PAIRS = tuple((color, shape) for color in COLORS for shape in SHAPES)
 MAX_COUNT = 4  # maximum number of objects of one colour and shape in a scene
-OUTPUTS = len(PAIRS) * MAX_COUNT + 1
+OUTPUTS = len(PAIRS) * MAX_COUNT + 1  # counts of all pairs, and the background
 
 
 @dataclass(frozen=True)
