@@ -162,7 +162,7 @@ def test_precisions_are_those_of_the_method() -> None:
     spec = small(sides=(1, 2, 3, 4))
     method = PriceKVBlocks(menu=(16, 4), share=True)
     bytes_ = Budget.parse_bytes("0.4", spec, 2 * 2 * spec.head_dim)
-    method.prepare(spec, bytes_, method.needs().make_stand_in(spec))
+    method.prepare(spec, bytes_, method.needs().make_random_artifact(spec))
     tensors = tabulate_precisions(spec, method)
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
         "bits": (3, 2, 3),

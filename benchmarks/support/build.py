@@ -124,7 +124,7 @@ def prepare_method(spec: ModelSpec, budget: str | float, overrides: Sequence[str
     """
     method: Method = built(composed(overrides)["method"])
     needs = method.needs()
-    artifact = needs.make_stand_in(spec) if isinstance(needs, Observer) else None
+    artifact = needs.make_random_artifact(spec) if isinstance(needs, Observer) else None
     method.prepare(spec, Budget.parse(1 if isinstance(method, Full) else budget, spec), artifact)
     return method
 
@@ -148,7 +148,7 @@ def open_cache(
         how["packing"] = Packing(CODE_DTYPES[name], config, fp8=name == "fp8")
         how["rotation"] = model.key_rotation()
         wants = wants_codebooks(how["packing"], method)
-        how["codebooks"] = Codebooks().make_stand_in(model.spec).tensors if wants else None
+        how["codebooks"] = Codebooks().make_random_artifact(model.spec).tensors if wants else None
     return KVCache(model.spec, method, **how)
 
 

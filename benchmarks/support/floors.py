@@ -45,7 +45,7 @@ def heatkv(spec: ModelSpec, budget: Budget, sinks: int) -> tuple[Schedule, str]:
         ranks[sinks:-1] = np.load(path)["rank"]
         return schedule_evictions(spec, budget, sinks, ranks), "published order of heads"
     method = HeatKV(sinks)
-    method.prepare(spec, budget, AttentionByScale().make_stand_in(spec))
+    method.prepare(spec, budget, AttentionByScale().make_random_artifact(spec))
     return method.schedule, "random order of heads"
 
 

@@ -40,7 +40,7 @@ class AttentionSpread(LayerStatistics):
     queries: Window
 
     kind: ClassVar[str] = "attention_spread"
-    numbers: ClassVar[int] = 2
+    count: ClassVar[int] = 2
 
     def measure(self, view: View) -> Tensor:
         """Return entropy and variance of each sequence, float32 [sequences, 2]."""
@@ -151,9 +151,11 @@ class CAKE(LayerShares, ObservationWindow):
         """Return the tokens of the window, equal in all layers."""
         return self._fitted
 
-    def weigh(self, numbers: Floats) -> Floats:
+    def weigh(self, statistics: Floats) -> Floats:
         """Return the preferences of layers [..., L], scaled to a maximum of 1."""
-        preference = numbers[..., 0].clip(0) ** (1 / self.tau1) * numbers[..., 1].clip(0) ** (1 / self.tau2)
+        preference = statistics[..., 0].clip(0) ** (1 / self.tau1) * statistics[..., 1].clip(0) ** (
+            1 / self.tau2
+        )
         largest = preference.max(-1, keepdims=True)
         equal = np.where(largest > 0, preference / np.where(largest > 0, largest, 1), 1)
         weights: Floats = equal.clip(1e-9)

@@ -21,9 +21,9 @@ class Critical(Wrapper):
 
     The L1 distance of attention's output to the full cache's output is bounded by attention weights times ||W_o v||_1
     (arXiv:2502.03805). Each head keeps as many slots as under the base. A share `first` is chosen by score, including
-    slots that never leave; the others have the highest (score + epsilon) x ||W_o v||_1, a mean over the query heads
-    that share a KV head. Around AdaKV (`method.base=adakv`) the heads of a layer first compete for its slots, and the
-    slots guaranteed to a head are chosen by score: CriticalAdaKV.
+    slots that are never evicted; the other slots have the highest (score + epsilon) x ||W_o v||_1, a mean over the
+    query heads that share a KV head. Around AdaKV (`method.base=adakv`) the heads of a layer first compete for its
+    slots, and the slots guaranteed to a head are chosen by score: CriticalAdaKV.
 
     Differs from the program in: the gate after W_o (VAR, Infinity) and the bias are left out; heads compete within
     their own sequence in any batch. A base whose score contains the norm of values is refused, because the norm would
@@ -52,7 +52,7 @@ class Critical(Wrapper):
             )
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Select slots by score, and then by the product with the norm."""
+        """Select slots by score, and then by score x norm: bool [rows, slots]."""
         mask = super().select_slots(view, ranked) & (ranked > -torch.inf)
         capacity = self.row_capacities(view)
         if isinstance(capacity, int):
@@ -69,8 +69,8 @@ def choose_critical(
     """Choose `count` slots of each row, int64 [rows], in two stages: bool [rows, slots].
 
     Scores [rows, slots] of infinity or the largest float32 are always chosen, -inf never. The share `first` of the
-    slots, at least one unless it is 0 and at least `safe` (one number or int64 [rows]), are chosen by score; the others
-    by (score + epsilon) x norm. Norms of the slots' contributions to the output are float32 [rows, slots].
+    slots, at least one unless it is 0 and at least `safe` (an int or int64 [rows]), are chosen by score. Other slots
+    have the highest (score + epsilon) x norm. Norms of contributions to the output are float32 [rows, slots].
     """
     largest = torch.finfo(torch.float32).max
     exists, permanent = scores > -torch.inf, scores >= largest

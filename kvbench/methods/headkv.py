@@ -16,16 +16,16 @@ from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.select import (
     BranchMode,
     LineAttention,
-    by_row,
-    by_sequence,
-    cap_recent,
     check_branch_mode,
     check_capacity,
     choose_best,
     count_sinks,
+    expand_to_rows,
     find_sinks,
+    max_recent_tokens,
     merge_branches,
     score_line,
+    to_view_device,
 )
 from kvbench.methods.shared.view import View
 
@@ -143,13 +143,13 @@ class HeadKV(Method):
         arriving = next_eviction - view.segment.end
         capacities = self._share(view, plans) if self.match_mean else self._share_unmatched(view, plans)
         chosen = self._choose(view, capacities.flatten() - arriving, self._local[view.layer].flatten(), plans)
-        return chosen if all(due) else chosen | ~by_row(view, due)[:, None]
+        return chosen if all(due) else chosen | ~expand_to_rows(view, due)[:, None]
 
     def _classify(self, view: View, plans: Sequence[Self]) -> None:
         """Classify the layer's heads in the sequences whose first eviction this is."""
         local = self._find_local(view, plans)
         if any(plan._first != view.segment.index for plan in plans):
-            now = by_row(view, [plan._first == view.segment.index for plan in plans]).view_as(local)
+            now = expand_to_rows(view, [plan._first == view.segment.index for plan in plans]).view_as(local)
             before = self._local[view.layer] if len(self._local) > view.layer else torch.zeros_like(local)
             local = torch.where(now, local, before)
         self._local[view.layer : view.layer + 1] = [local]
@@ -159,7 +159,7 @@ class HeadKV(Method):
         received = view.mass(torch.arange(view.segment.length - 1, view.segment.length))
         # Rows of padded prompts are shorter: slots that a row does not have are not counted.
         short = (received.flip(1).cumsum(1) < self.threshold) & (view.position >= 0).flip(1)
-        window = by_row(view, [plan._recent for plan in plans])
+        window = expand_to_rows(view, [plan._recent for plan in plans])
         local = (short.sum(1) + 1 < (self.local_window or window)).view(view.sequences, view.heads)
         if self.len_rows == "per_row":
             return local
@@ -170,7 +170,7 @@ class HeadKV(Method):
         """Return the capacity of each head, int64 [sequences, heads]: an even share, the minimum in local heads."""
         local = self._local[view.layer]
         even = self._even[view.layer].to(local.device, non_blocking=True).expand(local.shape)
-        least = by_sequence(view, [plan._min_tokens for plan in plans])[:, None]
+        least = to_view_device(view, [plan._min_tokens for plan in plans])[:, None]
         return torch.where(local, even.minimum(least), even)
 
     def _share(self, view: View, plans: Sequence[Self]) -> Tensor:
@@ -180,8 +180,8 @@ class HeadKV(Method):
         within B after every layer.
         """
         spec, total, layer = self.spec, self.budget.tokens, view.layer
-        least = by_sequence(view, [plan._min_tokens for plan in plans])
-        longest = by_sequence(view, [plan.spec.cached_length for plan in plans])
+        least = to_view_device(view, [plan._min_tokens for plan in plans])
+        longest = to_view_device(view, [plan.spec.cached_length for plan in plans])
         is_local = torch.stack(self._local)
         local_heads = is_local.sum((0, 2))
         global_heads = spec.all_heads - local_heads
@@ -193,7 +193,7 @@ class HeadKV(Method):
             return capacities
         # The remainder goes to the first heads of the class that can use it.
         remainder = total - local_heads * small - global_heads * large
-        remainder *= by_sequence(view, classified)
+        remainder *= to_view_device(view, classified)
         takers = is_local ^ ((global_heads > 0) & (large < longest))[None, :, None]
         place = takers[:layer].sum((0, 2))[:, None] + takers[layer].cumsum(1)
         return capacities + (takers[layer] & (place <= remainder[:, None]))
@@ -203,9 +203,9 @@ class HeadKV(Method):
 
         `capacity`, int64 [rows], counts the condition; rows that are `local`, bool [rows], keep no history.
         """
-        spare = capacity - by_row(view, [plan._condition for plan in plans])
-        lines = by_row(view, [plan._recent for plan in plans])
-        recent = torch.where(local, spare, cap_recent(spare).minimum(lines))
+        spare = capacity - expand_to_rows(view, [plan._condition for plan in plans])
+        lines = expand_to_rows(view, [plan._recent for plan in plans])
+        recent = torch.where(local, spare, max_recent_tokens(spare).minimum(lines))
         exists = view.position >= 0
         sinks = find_sinks(view, self.sinks, self.leading)
         history = exists & ~sinks & (view.position < view.segment.end - recent[:, None])

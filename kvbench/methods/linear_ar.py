@@ -9,7 +9,13 @@ from torch import Tensor
 from kvbench.core.segments import Family
 from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import LineAttention, by_row, cap_recent, find_begin, score_line
+from kvbench.methods.shared.select import (
+    LineAttention,
+    expand_to_rows,
+    find_begin,
+    max_recent_tokens,
+    score_line,
+)
 from kvbench.methods.shared.view import View
 
 
@@ -52,7 +58,7 @@ class LineAR(Scored):
     def score(self, view: View) -> Tensor:
         """Return the attention from the last line, infinity for anchors and recent lines: [rows, slots]."""
         kept = [plan._count_protected(view) for plan in self.list_plans(view)]
-        leading, recent = (by_row(view, tokens)[:, None] for tokens in zip(*kept, strict=True))
+        leading, recent = (expand_to_rows(view, tokens)[:, None] for tokens in zip(*kept, strict=True))
         stays = (view.position - find_begin(view) < leading) | (view.position >= view.segment.end - recent)
         return score_line(view, self.attention, self.window).masked_fill(stays, torch.inf)
 
@@ -61,7 +67,7 @@ class LineAR(Scored):
         condition = self.spec.leading_tokens(self.sinks)
         capacity = self.min_capacity(view) - condition
         newest = self.spec.segments[max(self.sinks, view.segment.index - self.recent + 1)]
-        recent = min(self.spec.ends[view.segment.index] - newest.start, cap_recent(capacity))
+        recent = min(self.spec.ends[view.segment.index] - newest.start, max_recent_tokens(capacity))
         lines = min(self.sinks + self.anchors, len(self.spec.segments))
         anchors = self.spec.leading_tokens(lines) - condition
         return condition + min(anchors, (capacity - recent) // 2), recent

@@ -15,7 +15,7 @@ from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import choose_best, pair_halves
+from kvbench.methods.shared.select import choose_best, split_even_odd
 from kvbench.methods.shared.view import View
 
 PACKAGE = "kvpress"
@@ -72,7 +72,7 @@ class KVPress(Scored):
         keys, values = view.cached_keys().float(), view.cached_values().float()
         hidden = join_projections(view)
         if view.rotation(view.position[:1, -1]) is not None:
-            keys = pair_halves(keys)
+            keys = split_even_odd(keys)
         positions = torch.arange(view.segment.start, view.segment.end, device=keys.device)
         capacities = torch.as_tensor(self.row_capacities(view)).expand(len(keys)).tolist()
         scores = keys.new_zeros(keys.shape[:2])

@@ -12,7 +12,7 @@ from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import cap_recent, count_sinks, sum_attention
+from kvbench.methods.shared.select import count_sinks, max_recent_tokens, sum_attention
 from kvbench.methods.shared.view import View
 
 
@@ -130,7 +130,7 @@ class SSD(Scored):
         capacities = [plan.capacities[view.layer] - tokens for plan, tokens in zip(plans, sinks, strict=True)]
         by_head = (
             self.is_spatial[view.layer].repeat(view.sequences),
-            cap_recent(torch.cat(capacities)).clamp(max=self._recent),
+            max_recent_tokens(torch.cat(capacities)).clamp(max=self._recent),
         )
         spatial, recent = (x.to(view.position.device, non_blocking=True)[:, None] for x in by_head)
         newest = view.position >= view.segment.end - recent

@@ -77,9 +77,9 @@ class VaSE(NewestKept):
         """Return the fewest tokens of which large values leave the window and one token that is drawn."""
         return int((self.window or 0) / (1 - self.large)) + 1
 
-    def usual_window(self, view: View) -> int:
+    def default_window(self, view: View) -> int:
         """Return the tokens of the default window: 64 in texts, a row in images."""
-        return super().usual_window(view) or view.segment.width
+        return super().default_window(view) or view.segment.width
 
     def count_window(self, view: View) -> Tensor:
         """Return the tokens of the window, which are of the newest segment: int64 [rows, 1], or [1, 1] for all rows."""
@@ -118,7 +118,7 @@ class VaSE(NewestKept):
     def _attend(self, view: View, newest: Tensor, window: Tensor) -> Tensor:
         """Return the pooled attention of the window's queries, 0 in the window, float32 [rows, slots]."""
         length = view.segment.length
-        count = min(self.window or self.usual_window(view), length)
+        count = min(self.window or self.default_window(view), length)
         chosen = torch.arange(length - count, length)
         asking = chosen.to(window.device, non_blocking=True) >= length - window
         exist = find_valid_queries(view, chosen)

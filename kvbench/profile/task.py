@@ -164,7 +164,7 @@ def _find_calibration(job: Job, needs: Observer | Path | None) -> tuple[Artifact
     path, metadata = locate_calibration(job, needs)
     if job.section("model").get("weights") != "random" and path.is_file():
         return load_artifact(path, needs.kind, metadata), str(path)
-    return needs.make_stand_in(job.model.spec), RANDOM_CALIBRATION
+    return needs.make_random_artifact(job.model.spec), RANDOM_CALIBRATION
 
 
 def _describe(job: Job, calibration: str | None, budget: Budget) -> dict[str, object]:

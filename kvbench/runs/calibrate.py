@@ -146,7 +146,7 @@ def calibrate(
     progress = (lambda _: None) if others else advance  # `others` count each prompt once
     if others:
         watch(prompts, others, advance, batch=batch)
-    while others := [observer for observer in others if observer.look_again()]:
+    while others := [observer for observer in others if observer.needs_another_pass()]:
         watch(prompts, others, lambda _: None, batch=batch)
     if readers:
         codebooks = Codebooks()

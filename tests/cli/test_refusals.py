@@ -88,12 +88,12 @@ prompts=file prompts.path=../files/deep.jsonl | prompts.path=../files/deep.jsonl
 prompts=geneval prompts.path=../files/deep.jsonl | prompts.path=../files/deep.jsonl: line 1 is not a GenEval line
 prompts=file prompts.path=../files/wide.csv | prompts.path=../files/wide.csv: line 2: prompt 'aaa
 prompts=coco5k prompts.path=../files/deep.json | prompts.path=../files/deep.json: cannot be read
-method=snapkv budget=0.1 method.window=10000 | method.window=10000: the largest segment has 144 tokens
-method=scalekv budget=0.1 method.window=10000 | method.window=10000: the largest segment has 144 tokens
+method=snapkv budget=0.1 method.window=10000 | method.window=10000: the largest segment has 144 tokens; use fewer
+method=scalekv budget=0.1 method.window=10000 | method.window=10000: the largest segment has 144 tokens; use fewer
 method=rkv budget=0.1 method.threshold=5 | method.threshold=5: is a cosine and must lie in -1..1
-method=heatkv method.sinks=-1 | method.sinks=-1: infinity_tiny has 9 scales
-method=snapkv method.sinks=-1 | method.sinks=-1: infinity_tiny has 9 scales
-method=heatkv sinks=9 | sinks=9: infinity_tiny has 9 scales
+method=heatkv method.sinks=-1 | method.sinks=-1: infinity_tiny has 9 segments; use 0 to 8
+method=snapkv method.sinks=-1 | method.sinks=-1: infinity_tiny has 9 segments; use 0 to 8
+method=heatkv sinks=9 | sinks=9: infinity_tiny has 9 segments; use 0 to 8
 method=ams_kv method.theta=nan | method.theta=nan: must be finite
 task=plan plan.gpu_gib=inf | plan.gpu_gib=inf: must be finite
 prompts=file | prompts.path: missing; set prompts.path=...

@@ -41,7 +41,7 @@ def attend(cache: KVCache, device: torch.device | str, dtype: torch.dtype) -> No
 def make_cache(spec: ModelSpec, packing: Packing, device: torch.device | str, dtype: torch.dtype) -> KVCache:
     codebooks, rotation = None, None
     if wants_codebooks(packing, Full()):
-        codebooks = Codebooks(before_rotation=True).make_stand_in(spec).tensors
+        codebooks = Codebooks(before_rotation=True).make_random_artifact(spec).tensors
         rotation = torch.zeros(spec.segments[-1].end, spec.head_dim // 2, dtype=torch.complex64)
     placed = {"device": device, "codebooks": codebooks, "rotation": rotation}
     return KVCache(spec, prepared(Full(), spec), dtype=dtype, packing=packing, **placed)

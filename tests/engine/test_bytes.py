@@ -165,7 +165,7 @@ def test_bounds_of_a_token(name: str, sizes: tuple[int, int]) -> None:
 @pytest.mark.parametrize("name", PACKINGS)
 @pytest.mark.parametrize("value", ["0.08", "0.25"])
 def test_static_methods_get_the_tokens_that_fit(name: str, value: str) -> None:
-    artifact = AttentionByScale().make_stand_in(SCALES)
+    artifact = AttentionByScale().make_random_artifact(SCALES)
     packing = PACKINGS[name]
     budget = Budget.parse_bytes(value, SCALES, bound_token_bytes(SCALES, packing)[1])
     assert budget.bytes is not None

@@ -116,7 +116,7 @@ def test_the_ledger_says_what_is_alive(
     observer.prepare(spec)
     method = METHODS[name]()
     needs = isinstance(method, TriAttention)
-    artifact = observer.make_stand_in(spec) if needs else None
+    artifact = observer.make_random_artifact(spec) if needs else None
     cache = open_cache(method, spec, min(budget, spec.cached_length), artifact)
     moments = observe(cache, tokens_of(spec, 2, groups=2), padding, size)
     assert [one.recorded for one in moments] == [one.slots for one in moments]

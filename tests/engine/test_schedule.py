@@ -33,7 +33,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 def prepare(name: str, spec: ModelSpec, budget: float | str) -> Method:
-    return prepared(METHODS[name](), spec, budget, AttentionByScale().make_stand_in(spec))
+    return prepared(METHODS[name](), spec, budget, AttentionByScale().make_random_artifact(spec))
 
 
 def ask_each_layer(spec: ModelSpec, method: Method) -> Schedule:

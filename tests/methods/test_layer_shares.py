@@ -140,7 +140,7 @@ def test_layer_shares_of_d2o(case: int) -> None:
 @pytest.mark.parametrize("method", [CAKE(), MEDA(), MEDA(statistic="variance"), MEDA(official_clamp=True)])
 def test_equal_layers_have_equal_capacities(method: LayerShares) -> None:
     spec = small(layers=4, sides=(1, 2, 3, 4, 5))
-    numbers = torch.full((4, 5, method.observer.numbers), 2.5, dtype=torch.float64)
+    numbers = torch.full((4, 5, method.observer.count), 2.5, dtype=torch.float64)
     prepared(method, spec, "0.5", Artifact("", {"layers": numbers}))
     for segment in spec.segments[:-1]:
         rooms = {method.capacity(layer, segment) for layer in range(4)}

@@ -129,7 +129,7 @@ def test_counted_pairs_are_those_of_the_formula() -> None:
     one = replace(SCALES, layers=1, heads=1)
     assert count_pairs(one, prepared(Full(), one)) == sum(s.length * s.end for s in one.segments)
     read = HACKPlusPlus(attention_budget=20)
-    prepared(read, one, 1, read.needs().make_stand_in(one))  # type: ignore[union-attr]
+    prepared(read, one, 1, read.needs().make_random_artifact(one))  # type: ignore[union-attr]
     assert count_pairs(one, read) == sum(s.length * min(s.end, 20) for s in one.segments)
     text = replace(TEXT, heads=1, group=1)
     tokens = text.segments[-1].end

@@ -127,7 +127,7 @@ Inputs = list[list[tuple[Tensor, ...]]]
 def kept_by(method: Method, inputs: Inputs, budget: str) -> Watched:
     """A generation by a method with random numbers for what it calibrates."""
     needs = method.needs()
-    found = needs.make_stand_in(SPEC) if isinstance(needs, Observer) else None
+    found = needs.make_random_artifact(SPEC) if isinstance(needs, Observer) else None
     return watch(method, SPEC, inputs, budget, found)
 
 

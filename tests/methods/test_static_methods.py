@@ -13,7 +13,7 @@ SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
 
 @pytest.mark.parametrize("method", [HeatKV(2), HeatKV(2, naive=True), BinaryHeatKV(2)])
 def test_heatkv_keeps_what_its_schedule_says(method: HeatKV) -> None:
-    artifact = AttentionByScale().make_stand_in(SPEC)
+    artifact = AttentionByScale().make_random_artifact(SPEC)
     cache, schedule = watch(method, SPEC, tokens_of(SPEC, 2), "0.25", artifact).cache, method.schedule
     # The cache moves on to the next scale's state as soon as a layer ran, so only whole scales compare.
     held = torch.tensor(cache.ledger.tokens_after)

@@ -124,7 +124,7 @@ def test_a_wrapper_needs_and_has_what_its_base_has() -> None:
 def test_a_wrapper_forwards_joint_decisions_and_observed_queries() -> None:
     base = TriAttention(shared="layers", sinks=1, horizon=16)
     wrapped = Critical(base=base)
-    found = watch(wrapped, LINES, tokens_of(LINES, 4), "0.6", QueryCentres().make_stand_in(LINES))
+    found = watch(wrapped, LINES, tokens_of(LINES, 4), "0.6", QueryCentres().make_random_artifact(LINES))
     assert found.cache.ledger.peak_tokens <= wrapped.budget.capacity
     noted = Critical(base=HardKV(window=4, select="top_k", calibration="none", queries=4, watch_lse=True))
     drift = give(noted, LINES).cache.ledger.lse_drift

@@ -39,7 +39,7 @@ def ready(name: str, spec: ModelSpec, *overrides: str) -> tuple[Method, Artifact
     """A method, and random numbers for what it calibrates."""
     method: Method = built(composed([f"method={name}", *overrides])["method"])
     needs = method.needs()
-    return method, needs.make_stand_in(spec) if isinstance(needs, Observer) else None
+    return method, needs.make_random_artifact(spec) if isinstance(needs, Observer) else None
 
 
 def check(draw: Draw, spec: ModelSpec, name: str, budget: str, *overrides: str) -> None:

@@ -33,7 +33,7 @@ def observe(
     for left in reversed(range(passes)):
         for inputs in batches:
             run(cache, inputs)
-        assert observer.look_again() == (left > 0)
+        assert observer.needs_another_pass() == (left > 0)
     return observer.average()
 
 

@@ -72,7 +72,7 @@ def ready(name: str, one: Any, budget: str, overrides: tuple[str, ...]) -> Metho
     """A method of `conf/method`, prepared with random numbers for what it calibrates."""
     method: Method = build.built(build.composed([*overrides, f"method={name}"])["method"])
     needs = method.needs()
-    artifact = needs.make_stand_in(one.spec) if isinstance(needs, Observer) else None
+    artifact = needs.make_random_artifact(one.spec) if isinstance(needs, Observer) else None
     try:
         return prepared(method, one.spec, budget, artifact)
     except InfeasibleBudget as refusal:

@@ -113,7 +113,7 @@ class Codebooks(Observer):
                     codebooks[f"{name}_{bits}"][layer, :, source] = codebook
         return codebooks
 
-    def make_stand_in(self, spec: ModelSpec) -> Artifact:
+    def make_random_artifact(self, spec: ModelSpec) -> Artifact:
         """Make codebooks of ascending random values, for timing only."""
-        made = super().make_stand_in(spec)
+        made = super().make_random_artifact(spec)
         return Artifact(self.kind, {name: x.sort(-1).values.half() for name, x in made.tensors.items()})

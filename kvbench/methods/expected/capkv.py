@@ -11,7 +11,7 @@ from kvbench.core.config import ConfigError
 from kvbench.methods.expected.queries import average_rotation, read_queries, rotate_channels
 from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import find_leading, pair_halves
+from kvbench.methods.shared.select import find_leading, split_even_odd
 from kvbench.methods.shared.uses import SOLVED_BY_LIBRARY
 from kvbench.methods.shared.view import View
 
@@ -84,7 +84,7 @@ class CapKV(Scored):
         rotation = average_rotation(view, self.spec, self.future)
         if rotation is None:
             return keys, anchor
-        return pair_halves(keys), rotate_channels(anchor, rotation) if self.anchor == "future" else anchor
+        return split_even_odd(keys), rotate_channels(anchor, rotation) if self.anchor == "future" else anchor
 
     def _weigh(self, keys: Tensor, anchor: Tensor, outside: Tensor) -> Tensor:
         """Return the weight of each slot, 0 for slots that are not `outside`: float32 [rows, query heads, slots]."""

@@ -18,7 +18,7 @@ from kvbench.methods.expected.queries import (
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import AdaptiveHeads
-from kvbench.methods.shared.select import find_leading, pair_halves, softmax_seen
+from kvbench.methods.shared.select import find_leading, softmax_seen, split_even_odd
 from kvbench.methods.shared.utility import measure_output
 from kvbench.methods.shared.view import View
 
@@ -157,7 +157,7 @@ class ExpectedAttention(AdaptiveHeads):
         mean, covariance = self._fit(view)
         rotation = average_rotation(view, self.spec, self.future)
         if rotation is not None:
-            keys = pair_halves(keys)
+            keys = split_even_odd(keys)
             mean, covariance = rotate_gaussian(mean, covariance, rotation)
         return [(1.0, expect_logits(keys, mean, self._limit(covariance)))]
 

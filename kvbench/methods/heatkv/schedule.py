@@ -58,9 +58,7 @@ def count_pruned_heads(spec: ModelSpec, budget: Budget, sinks: int) -> Ints:
     """
     scales = len(spec.segments)
     if not 0 <= sinks < scales:
-        raise ValueError(
-            f"sinks={sinks}: {spec.name} has {scales} scales, of which at most {scales - 1} can be sinks"
-        )
+        raise ValueError(f"sinks={sinks}: {spec.name} has {scales} segments; use 0 to {scales - 1}")
     sink_tokens = spec.leading_tokens(sinks)
     if budget.per_head < sink_tokens:
         raise InfeasibleBudget.of_sinks(budget, sinks, sink_tokens, spec)

@@ -115,13 +115,13 @@ def measure_cross_entropy(
     return mean + measure_entropy(to_text).mean(1) / line.shape[2]
 
 
-def clamp_shares(numbers: Floats, share: float) -> Floats:
+def clamp_shares(statistics: Floats, share: float) -> Floats:
     """Return the share of tokens that each layer keeps in released programs, [L] (MEDA Eq. 7, D2O).
 
     It is the softmax of the layers' statistics, scaled to mean `share` and clamped to 0.01..1 without redistribution.
     """
-    weights = np.exp(numbers - numbers.max())
-    shares: Floats = (weights / weights.sum() * len(numbers) * share).clip(0.01, 1)
+    weights = np.exp(statistics - statistics.max())
+    shares: Floats = (weights / weights.sum() * len(statistics) * share).clip(0.01, 1)
     return shares
 
 
@@ -185,9 +185,9 @@ class MEDA(LayerShares):
                 "method.statistic=whole"
             )
 
-    def weigh(self, numbers: Floats) -> Floats:
+    def weigh(self, statistics: Floats) -> Floats:
         """Return the exponentials of the layers' statistics, scaled to a maximum of 1."""
-        signed = numbers[..., 0] / self.temperature * (-1 if self.statistic == "variance" else 1)
+        signed = statistics[..., 0] / self.temperature * (-1 if self.statistic == "variance" else 1)
         weights: Floats = np.exp(signed - signed.max(-1, keepdims=True)).clip(1e-9)
         return weights
 

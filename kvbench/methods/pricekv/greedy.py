@@ -10,7 +10,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.capacities import Floats, Ints, allocate_anew
-from kvbench.methods.shared.select import USUAL_WINDOW
+from kvbench.methods.shared.select import DEFAULT_WINDOW
 
 
 def allocate_calibrated(
@@ -50,7 +50,7 @@ def choose_floor(spec: ModelSpec, budget: Budget) -> int:
     if spec.family == "next-scale":
         return 1
     if spec.writes_text:
-        return USUAL_WINDOW
+        return DEFAULT_WINDOW
     return max(spec.lengths[0] + max(spec.lengths[1:]), 3 * budget.head_tokens // 5)
 
 

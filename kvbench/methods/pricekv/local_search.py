@@ -17,7 +17,7 @@ MAX_TRIALS = 30_000
 """Largest number of exchanges tried, times heads and precisions. Small models, whose blocks are large compared to the
 capacity, run out of promising exchanges earlier; large models have little to gain."""
 
-Change = tuple[int, int, int, int]
+BlockChange = tuple[int, int, int, int]
 """Change of an allocation: head, source, new lifetime and new precision."""
 
 
@@ -112,13 +112,13 @@ def find_changes(problem: Problem, allocation: Allocation) -> Floats:
     return added[..., None] + (problem.noise.transpose(3, 0, 2, 1) - noise[..., None, None])
 
 
-def _apply(allocation: Allocation, change: Change) -> None:
+def _apply(allocation: Allocation, change: BlockChange) -> None:
     """Set the new lifetime and precision of one block in place."""
     head, source, end, precision = change
     allocation.until[head, source], allocation.precision[head, source] = end, precision
 
 
-def _exchange_block(problem: Problem, allocation: Allocation, change: Change) -> Allocation | None:
+def _exchange_block(problem: Problem, allocation: Allocation, change: BlockChange) -> Allocation | None:
     """Apply a change, shorten other blocks until it fits, then lengthen; None if the others cannot free enough."""
     candidate, fixed = allocation.copy(), np.zeros(allocation.until.shape, bool)
     _apply(candidate, change)
@@ -130,7 +130,9 @@ def _exchange_block(problem: Problem, allocation: Allocation, change: Change) ->
     return lengthen(problem, feasible)
 
 
-def _list_promising(problem: Problem, allocation: Allocation, prices: Floats, limit: int) -> list[Change]:
+def _list_promising(
+    problem: Problem, allocation: Allocation, prices: Floats, limit: int
+) -> list[BlockChange]:
     """Return at most `limit` changes that save more error than their missing capacity costs, best first."""
     free = problem.capacity - measure_usage(problem, allocation)
     costs = find_changes(problem, allocation)
@@ -142,7 +144,7 @@ def _list_promising(problem: Problem, allocation: Allocation, prices: Floats, li
     ]
 
 
-def _find_best_changes(ratio: Floats) -> list[Change]:
+def _find_best_changes(ratio: Floats) -> list[BlockChange]:
     """Return the change of least ratio of each head, in rising order; heads without a finite ratio have none.
 
     If any ratio is negative, changes of ratio 0 are left out.
@@ -156,7 +158,7 @@ def _find_best_changes(ratio: Floats) -> list[Change]:
     return list(zip(heads.tolist(), *(indices.tolist() for indices in changes), strict=True))
 
 
-def _measure_increase(problem: Problem, allocation: Allocation, change: Change) -> Ints:
+def _measure_increase(problem: Problem, allocation: Allocation, change: BlockChange) -> Ints:
     """Return the memory that a change adds at each step, int64 [K (L + 1)]."""
     head, source, end, precision = change
     steps, increase = problem.end_steps[:, problem.layer[head]], np.zeros_like(problem.capacity)

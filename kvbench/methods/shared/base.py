@@ -29,10 +29,10 @@ class Method(Planned):
         static: `keep` depends on the layer, the segment and the positions of the slots only, never on data or on the
             sequence. The cache then calls it once per (layer, segment) and reuses the result.
         follows_budget: what is kept depends on the budget; otherwise a run only stops where it is exceeded.
-        recordable: a method that looks at data was written for recorded scales, see `graph_obstacle`.
+        recordable: whether scales can be recorded although the method reads data, see `graph_obstacle`.
         revision: increased when the same settings keep different tokens, so that old runs are not reused.
-        strict: exceeding the budget is an error; otherwise tables show the measured peak. A field where a method can
-            be either.
+        strict: exceeding the budget is an error; otherwise tables show the measured peak. A dataclass field if a
+            method can be either.
     """
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale", "next-token")
@@ -89,13 +89,13 @@ class Method(Planned):
         return None
 
     def keep(self, view: View) -> Tensor | None:
-        """Select the slots that stay: bool [rows, slots], or [heads, slots] from a static method; None keeps all."""
+        """Select the slots to keep: bool [rows, slots], or [heads, slots] from a static method; None keeps all."""
         raise NotImplementedError
 
     def compares_keys(self, layer: int, segment: Segment) -> bool:
-        """Return whether `keep` may read the keys of `segment` after the next one; called after `keep`.
+        """Return whether `keep` may read the keys of `segment` after the next segment.
 
-        Only if `uses.previous_keys`.
+        Called after `keep`, only if `uses.previous_keys`.
         """
         return True
 
@@ -137,10 +137,10 @@ class Method(Planned):
     def graph_obstacle(self) -> str | None:
         """Why a scale of an image cannot be recorded in a CUDA graph under this method; None if it can.
 
-        A recorded scale is repeated by the device alone. `capacity` must therefore give the lengths of rows, and `keep`
-        must read no number on the host, copy the same numbers from it in every generation, not write to such a copy,
-        and keep no tensor between its calls but `View.state`. A subclass declares all this by `recordable`, and
-        overrides this property if it depends on settings.
+        The device alone repeats a recorded scale. `capacity` must therefore give the lengths of rows. `keep` must
+        read no value on the host, copy the same values from it in every generation, not write to such a copy, and keep
+        no tensor between its calls except `View.state`. A subclass declares all this by `recordable`, and overrides
+        this property if it depends on settings.
         """
         if self.static:
             return None
@@ -149,4 +149,4 @@ class Method(Planned):
             return "the slots that it attends to depend on data"
         if uses.lse_queries:
             return "the log-sum-exp of queries is read after every segment"
-        return None if self.recordable else "it may read numbers of the device after every layer"
+        return None if self.recordable else "it may read values of the device after every layer"

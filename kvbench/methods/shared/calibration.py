@@ -27,14 +27,14 @@ class Artifact:
 
 
 def require_artifact(artifact: Artifact | None, lead: str) -> dict[str, Tensor]:
-    """Return the tensors of a calibration; without one a ValueError says `lead` and how to calibrate."""
+    """Return the tensors of a calibration; for None raise a ValueError that begins with `lead`."""
     if artifact is None:
         raise ValueError(f"{lead} calibrate first (python run.py task=calibrate)")
     return artifact.tensors
 
 
 class Observer:
-    """Calibration: accumulates statistics of generations with the full cache.
+    """Calibration that accumulates statistics of generations with the full cache.
 
     Subclasses are dataclasses; their fields are the calibration's settings, and their repr names it.
 
@@ -79,7 +79,7 @@ class Observer:
         sequences = rows.unflatten(0, (-1, self.spec.heads))
         return sequences[: len(sequences) // self.spec.branches].double().cpu()
 
-    def look_again(self) -> bool:
+    def needs_another_pass(self) -> bool:
         """Return whether the calibration needs another pass; called after each pass over all prompts."""
         return False
 
@@ -87,8 +87,8 @@ class Observer:
         """Return the means over the observed prompts, by name; zeros without prompts."""
         return {name: sums / max(self._prompts, 1) for name, sums in self.sums.items()}
 
-    def make_stand_in(self, spec: ModelSpec) -> Artifact:
-        """Make an artifact of random numbers, the same in each call, for timing only.
+    def make_random_artifact(self, spec: ModelSpec) -> Artifact:
+        """Make an artifact of random values, equal in each call, for timing only.
 
         Methods take as long with it as with a real artifact, but rows may be longer or shorter.
         """

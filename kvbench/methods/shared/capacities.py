@@ -14,14 +14,14 @@ Ints = NDArray[np.int64]
 
 
 def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
-    """Share whole tokens evenly among all heads; the first heads, layer by layer, get one more for the remainder.
+    """Share whole tokens evenly among all heads; the first heads, layer by layer, get the remainder.
 
-    A sequence may hold `tokens`, at most the full cache. The result is the capacity of each layer: one number if its
-    heads are equal, otherwise one for each head.
+    A sequence may hold `tokens`, at most the full cache. The result is the capacity of each layer's heads: an int if
+    they are equal, otherwise a tuple.
     """
     even, more = divmod(tokens, spec.all_heads)
-    extra = (min(max(more - layer * spec.heads, 0), spec.heads) for layer in range(spec.layers))
-    return [share_layer(spec.heads * even + one, spec.heads) for one in extra]
+    extras = (min(max(more - layer * spec.heads, 0), spec.heads) for layer in range(spec.layers))
+    return [share_layer(spec.heads * even + extra, spec.heads) for extra in extras]
 
 
 def share_by_head(tokens: int, spec: ModelSpec) -> Tensor:
@@ -30,7 +30,7 @@ def share_by_head(tokens: int, spec: ModelSpec) -> Tensor:
 
 
 def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
-    """Share a layer's tokens among its heads; the first heads get one more for the remainder.
+    """Share a layer's tokens among its heads; the first heads get the remainder.
 
     >>> share_layer(12, 4), share_layer(14, 4)
     (3, (4, 4, 3, 3))
@@ -42,10 +42,10 @@ def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
 def shrink_early(capacity: Ints, arriving: Sequence[int], total: int, heads: int = 1) -> Ints:
     """Lower capacities so that `total` is never exceeded while layers grow and shrink; int64 [K - 1, L x heads].
 
-    While scale k runs, layers up to l have their new capacity and the others their old one. If the sum exceeds `total`,
-    the deepest layers that will shrink do so after scale k - 1 already, only as far as needed. Columns are in the order
-    of layers, `heads` of each, which change at the same time; `arriving` are the new tokens of a column at each scale.
-    Each row of capacities is at most `total`.
+    While segment k runs, layers up to l have their new capacity, and deeper layers their old capacity. If the sum
+    exceeds `total`, the deepest layers that will shrink do so after segment k - 1 already, only as far as needed.
+    Columns are sorted by layer, `heads` of each, and a layer's columns change together. A column gets `arriving[k]` new
+    tokens at segment k. The sum of each row of capacities is at most `total`.
     """
     held, columns = capacity.copy(), capacity.shape[1]
     before = np.minimum(held[0], arriving[0])
@@ -65,9 +65,10 @@ def shrink_early(capacity: Ints, arriving: Sequence[int], total: int, heads: int
 def fill_gaps(held: Ints, arriving: Sequence[int], total: int, heads: int = 1) -> Ints:
     """Lend capacity freed by early shrinking to layers that release it before it is needed: int64 [K - 1, L x heads].
 
-    Shallow layers may hold more after a scale, and shrink at the next one before a deeper layer grows. A layer takes at
-    most its tokens and the free capacity at each moment of both scales; its first columns take first. Arguments are as
-    of `shrink_early`; `held` is never above `total` at any moment, and at most the tokens of a column.
+    Shallow layers may hold more after a segment, and shrink at the next segment before a deeper layer grows. A layer
+    takes at most its tokens and the free capacity at each moment of both segments; its first columns take first.
+    Arguments are like those of `shrink_early`. The sum of `held` never exceeds `total`, and an entry is at most the
+    tokens of its column.
     """
     held, columns = held.copy(), held.shape[1]
     before = np.zeros(columns, np.int64)
@@ -75,7 +76,7 @@ def fill_gaps(held: Ints, arriving: Sequence[int], total: int, heads: int = 1) -
         after = held[k + 1] if k + 1 < len(held) else held[k]
         for begin in range(0, columns, heads):
             end = begin + heads
-            # While this scale runs, from this layer on; while the next one does, up to the layer before.
+            # While this segment runs, from this layer on; while the next segment runs, up to the layer before.
             now = (held[k].cumsum() + before.sum() - before.cumsum())[end - 1 :: heads]
             moved = (after - held[k]).cumsum()[heads - 1 : begin : heads]
             later = held[k].sum() + np.concatenate(([0], moved))
@@ -105,10 +106,10 @@ def allocate_anew(spec: ModelSpec, total: int, allocate: Callable[[int, Ints], I
 def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, min_tokens: int = 1) -> Ints:
     """Share tokens in proportion to weights, between bounds on each head: int64 [groups], per head.
 
-    Tokens above a head's bound are shared among the others (water-filling). Shares are rounded down, and the remainder
-    goes to whole groups that it suffices for, in order of their fractions. The tokens of all heads are enough for the
-    lower bound, `min_tokens` or the upper one, `reach`, if that is lower. Weights are positive, `sizes` are the heads
-    of each group; all are [groups].
+    Tokens above a head's bound are shared among the other groups (water-filling). Shares are rounded down, and the
+    remainder goes to whole groups that it suffices for, in order of their fractions. The upper bound of a head is
+    `reach`, the lower bound the smaller of `reach` and `min_tokens`; `tokens` are at least the sum of lower bounds.
+    Weights are positive, `sizes` are the heads of each group; all arrays are [groups].
     """
     floor = np.minimum(min_tokens, reach)
     levels = np.sort(np.concatenate((floor / weights, reach / weights)))

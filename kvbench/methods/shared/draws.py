@@ -1,4 +1,4 @@
-"""Random numbers of methods, which depend on seed, prompt, layer, segment and head alone."""
+"""Random values of methods, which depend on seed, prompt, layer, segment and head alone."""
 
 import torch
 from torch import Tensor
@@ -7,24 +7,24 @@ from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.view import View
 
-DRAWN_ON_HOST = "its random numbers are drawn on the host, others for each prompt"
+DRAWN_ON_HOST = "its random values are drawn on the host, different ones for each prompt"
 
 
 def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Draw float32 numbers in 0..1 that depend only on a name, such as "seed:prompt:layer:segment"."""
+    """Draw float32 values in [0, 1) that depend only on a name, such as "seed:prompt:layer:segment"."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
 
 
 def draw_normal(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Draw standard normal float32 numbers that depend only on a name, as `draw_uniform`."""
+    """Draw standard normal float32 values that depend only on a name, such as "seed:prompt:layer:segment"."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
 
 
 def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int, *, shared: bool = False) -> Tensor:
-    """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer, segment and head, in any batch the same.
+    """Draw float32 values [rows, count] in [0, 1) by seed, prompt, layer, segment and head, equal in any batch.
 
-    In texts, and if heads share them (`shared`), the first numbers of a row do not depend on `count`, which the longest
-    prompt decides. `spec` has the shapes of this process's model, which may own a part of the heads.
+    In texts, and if heads share values (`shared`), the first values of a row do not depend on `count`, which the
+    longest prompt decides. `spec` has the shapes of this process's model, which may own a part of the heads.
     """
     heads = range(spec.first_head, spec.first_head + view.heads)
 
@@ -36,6 +36,6 @@ def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int, *, shared: b
             return torch.stack([draw_uniform(f"{name}:{head}", (count,)) for head in heads])
         return draw_uniform(name, (heads.stop, count))[heads.start :]
 
-    numbers = {prompt: draw(prompt) for prompt in dict.fromkeys(view.prompts)}
-    rows = torch.cat([numbers[prompt] for prompt in view.prompts])
+    values = {prompt: draw(prompt) for prompt in dict.fromkeys(view.prompts)}
+    rows = torch.cat([values[prompt] for prompt in view.prompts])
     return rows.to(view.position.device, non_blocking=True)

@@ -19,7 +19,7 @@ from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
 
 CAPACITY_COUNT = 18
-"""Number of capacities at which errors are measured, in addition to 0: a geometric sequence from 1/128 of all tokens to
+"""Maximum number of capacities above 0 at which errors are measured: a geometric sequence from 1/128 of all tokens to
 all tokens."""
 
 
@@ -79,11 +79,11 @@ class FullScores(Observer):
             self._update_state(view)
         self.measure(view)
 
-    def look_again(self) -> bool:
+    def needs_another_pass(self) -> bool:
         """Return whether the base's calibration just ended or needs another pass."""
         if self._observer is None or self._bases:
             return False
-        if not self._observer.look_again():
+        if not self._observer.needs_another_pass():
             self._prepare_bases(Artifact(self._observer.kind, self._observer.average()))
             self._prompts = 0
         return True
@@ -93,13 +93,13 @@ class FullScores(Observer):
         return super().average() | ({} if self._observer is None else self._observer.average())
 
     def rank(self, view: View, number: int) -> Tensor:
-        """Return the scores at capacity `number` by position, float32 [rows, c_k]; -inf without a slot."""
+        """Return the scores at the capacity of index `number` by position, float32 [rows, c_k]; -inf without a slot."""
         base = self._bases[0 if self.base.same_at_any_capacity else number]
         scores = scatter_to_positions(base.ranked_scores(view), view)
         return scores.masked_fill(~find_existing(view), -torch.inf)
 
     def _prepare_bases(self, artifact: Artifact | None) -> None:
-        """Prepare a copy of the base for each capacity, or for its smallest feasible one; one copy may do for all."""
+        """Prepare a copy of the base for each capacity, or at least its minimum; one copy if scores are equal."""
         spec, minimum = self.spec, find_min_capacity(self.base, self.spec)
         for capacity in self._capacities[-1:] if self.base.same_at_any_capacity else self._capacities:
             tokens, base = max(capacity, minimum) * spec.all_heads, deepcopy(self.base)
@@ -136,7 +136,7 @@ def find_existing(view: View) -> Tensor:
 
 
 def find_min_capacity(base: Scored, spec: ModelSpec) -> int:
-    """Return the smallest capacity with which a method works."""
+    """Return the minimum capacity of a head with which a method works."""
     return max(1, count_sinks(spec, base.sinks, base.leading) + base.count_reserved(spec))
 
 

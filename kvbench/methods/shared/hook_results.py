@@ -19,7 +19,7 @@ def require_tensor(
 ) -> None:
     """Check the shape and dtype (None for any floating-point one) of a hook's result; nothing is read from the device.
 
-    The names of the dimensions (`layout`), as `[rows, slots]`, are for the message.
+    The message contains the names of the dimensions, `layout`, such as `[rows, slots]`.
 
     Raises:
         WrongTensor: the result differs, or is not a tensor.

@@ -19,24 +19,24 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class LayerStatistics(Observer):
-    """Calibrates the numbers [L, K, n] from which shares of layers follow; a subclass writes `measure`.
+    """Calibration of the statistics `layers`, [L, K, n], that determine shares of layers; a subclass writes `measure`.
 
     Attributes:
-        numbers: n.
+        count: n, the number of statistics of a layer after a segment.
     """
 
-    numbers: ClassVar[int] = 1
+    count: ClassVar[int] = 1
 
     def measure(self, view: View) -> Tensor:
-        """Return the numbers of a layer for each sequence, float [sequences, n]."""
+        """Return the statistics of a layer for each sequence, floating-point [sequences, n]."""
         raise NotImplementedError
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Return the shape [L, K, n] of `layers`."""
-        return {"layers": (spec.layers, len(spec.segments), self.numbers)}
+        return {"layers": (spec.layers, len(spec.segments), self.count)}
 
     def accumulate(self, view: View) -> None:
-        """Add the measured numbers of the conditional sequences."""
+        """Add the statistics of the conditional sequences."""
         rows = self.measure(view)
         conditional = rows[: len(rows) // self.spec.branches].sum(0)
         self.sums["layers"][view.layer, view.segment.index] += conditional.double().cpu()
@@ -70,8 +70,8 @@ class LayerShares(Scored):
         """Observer that measures the statistics of each layer."""
         raise NotImplementedError
 
-    def weigh(self, numbers: Floats) -> Floats:
-        """Return a weight for each layer [..., L], positive and at most 1, from numbers [..., L, n]."""
+    def weigh(self, statistics: Floats) -> Floats:
+        """Return a weight for each layer [..., L], positive and at most 1, from statistics [..., L, n]."""
         raise NotImplementedError
 
     def divide(self, weights: Floats, tokens: int, length: int, reach: Ints) -> Ints:
@@ -107,17 +107,18 @@ class LayerShares(Scored):
         if self.preference == "previous":
             self.observer.prepare(spec)
             return
-        numbers = require_artifact(artifact, "method.preference=calibrated:")["layers"].numpy().swapaxes(0, 1)
-        weights, held, before = self.weigh(numbers), [], np.zeros(spec.layers, np.int64)
+        layers = require_artifact(artifact, "method.preference=calibrated:")["layers"]
+        weights, held = self.weigh(layers.numpy().swapaxes(0, 1)), []
+        before = np.zeros(spec.layers, np.int64)
         for segment in spec.segments[:-1]:
             reach = before + segment.length
             before = self.divide(weights[segment.index], budget.tokens, segment.end, reach)
             held.append(before * spec.heads)
         arriving = [length * spec.heads for length in spec.lengths]
-        layers = np.array(held)
+        capacities = np.array(held)
         if self.strict:
-            layers = fill_gaps(shrink_early(layers, arriving, budget.tokens), arriving, budget.tokens)
-        self._assigned = [[share_layer(int(tokens), spec.heads) for tokens in row] for row in layers]
+            capacities = fill_gaps(shrink_early(capacities, arriving, budget.tokens), arriving, budget.tokens)
+        self._assigned = [[share_layer(int(tokens), spec.heads) for tokens in row] for row in capacities]
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return the share of a layer's heads; None if it is measured."""
@@ -139,7 +140,7 @@ class LayerShares(Scored):
             self._held = self._divide_each(view)
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Select the best slots of each row, up to the layer's capacity in its sequence."""
+        """Select each row's best slots up to its layer's capacity, bool [rows, slots]."""
         if self.preference == "calibrated":
             return super().select_slots(view, ranked)
         capacity = torch.tensor([int(held[view.layer]) for held in self._held])

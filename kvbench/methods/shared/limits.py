@@ -9,8 +9,8 @@ class Limit(NamedTuple):
     """Range of a setting that is a number.
 
     Attributes:
-        low: smallest value.
-        high: largest value.
+        low: minimum.
+        high: maximum.
         wants: text of the message instead of the range.
     """
 

@@ -1,4 +1,4 @@
-"""Base class of methods that keep the newest tokens and choose among the others anew at every eviction."""
+"""Base class of methods that keep the newest tokens and choose among older tokens anew at every eviction."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ TEXT_WINDOW = 64
 
 @dataclass(kw_only=True)
 class NewestKept(Scored):
-    """Keep the newest tokens, and choose among the others anew at every eviction; a subclass writes `score`.
+    """Keep the newest tokens, and choose among older tokens anew at every eviction; a subclass writes `score`.
 
     Attributes:
-        window: newest tokens that stay; None for `usual_window`, but at most half of what the sinks leave.
+        window: newest tokens that are kept; None for `default_window`, but at most half of the capacity without sinks.
     """
 
     window: int | None = None
@@ -34,19 +34,19 @@ class NewestKept(Scored):
                 )
 
     def count_reserved(self, spec: ModelSpec) -> int:
-        """Return the tokens of the window, and one that is chosen."""
+        """Return the tokens of the window, and one older token."""
         return (self.window or 0) + 1
 
-    def usual_window(self, view: View) -> int:
+    def default_window(self, view: View) -> int:
         """Return the tokens of the default window: 64 in texts, a row in next-token image models, 0 elsewhere."""
         return TEXT_WINDOW if self.spec.writes_text else self.spec.line
 
     def count_window(self, view: View) -> int | Tensor:
         """Return the tokens of the window, or of each row's window, int64 [rows, 1]."""
-        return self.window if self.window is not None else fit_newest(self, view, self.usual_window(view))
+        return self.window if self.window is not None else fit_newest(self, view, self.default_window(view))
 
 
 def fit_newest(method: Scored, view: View, wanted: int) -> Tensor:
-    """Return the newest tokens that a row keeps, at most half of what its sinks leave: int64 [rows, 1]."""
+    """Return the newest tokens that a row keeps, at most half of its capacity without sinks: int64 [rows, 1]."""
     free = method.row_capacities(view) - find_sinks(view, method.sinks, method.leading).sum(1)
     return (free // 2).clamp(min=0, max=wanted)[:, None]

@@ -10,7 +10,7 @@ from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.view import View
 
 MAX_PLANS = 64
-"""Plans for lengths of prompts that a method holds between batches."""
+"""Maximum number of plans, each for a length of prompts, that a method holds between batches."""
 
 
 class Planned:
@@ -39,7 +39,7 @@ class Planned:
         self._longest = spec
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Plan for the longest prompt of a model or of a run; arguments as of `Method.prepare`."""
+        """Plan for the longest prompt of a model or of a run (`Method.prepare`)."""
         self.spec, self.budget = spec, budget
         self._artifact, self._plans = artifact, {}
 

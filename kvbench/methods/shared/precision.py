@@ -16,9 +16,9 @@ class Precision(NamedTuple):
 
 
 def find_stored_bits(bits: int, tokens: int) -> int:
-    """Return the bits of a segment of `tokens` tokens that is stored with levels fixed in advance, in `bits` bits.
+    """Return the bits per value of a segment of `tokens` tokens in static codebooks: `bits`, or 16 for one token.
 
-    A single token, such as the first scale, stays in 16 bits: it gives calibration one value per prompt and channel,
-    and as a sink its error reaches every later token.
+    A single token, such as the first scale, gives calibration one value per prompt and channel, and as a sink its error
+    reaches every later token.
     """
     return 16 if tokens == 1 else bits

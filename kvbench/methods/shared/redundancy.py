@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 MAX_SIMILARITIES = 2**26
-"""Largest number of similarities in memory at a time."""
+"""Maximum number of similarities in memory at a time."""
 
 
 def measure_redundancy(
@@ -13,12 +13,14 @@ def measure_redundancy(
 ) -> Tensor:
     """Measure how much other keys repeat each key: float32 [rows, slots], each row with a sum of 1.
 
-    Keys [rows, slots, D] are in order of position; slots that do not exist, bool [rows, slots], have zeros and get 0. A
-    cosine similarity above `threshold` makes near copies; that of the latest `protected` near copies of a key counts as
-    0. Without `normalize` the mean similarities are returned, not their softmax, -inf where a row has no slot. Rows are
-    processed in parts, because the similarities of all rows may not fit in memory.
+    Args:
+        keys: [rows, slots, D] in order of position, 0 in slots that a row lacks.
+        exists: bool [rows, slots], slots that a row has; the result is 0 in the other slots.
+        threshold: cosine similarity above which two keys are near copies.
+        protected: number of the latest near copies of a key whose similarity counts as 0.
+        normalize: take the softmax; otherwise return the mean similarities, -inf in slots that a row lacks.
     """
-    few = max(1, MAX_SIMILARITIES // keys.shape[1] ** 2)
+    few = max(1, MAX_SIMILARITIES // keys.shape[1] ** 2)  # rows
     parts = zip(keys.split(few), exists.split(few), strict=True)
     mean = torch.cat([_average_similarity(*part, threshold, protected) for part in parts])
     return mean.softmax(-1) if normalize else mean

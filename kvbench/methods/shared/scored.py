@@ -15,7 +15,7 @@ from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.hook_results import require_tensor
 from kvbench.methods.shared.limits import SHARE, Limit
 from kvbench.methods.shared.select import (
-    USUAL_WINDOW,
+    DEFAULT_WINDOW,
     BranchMode,
     Pool,
     Window,
@@ -39,26 +39,25 @@ from kvbench.methods.shared.view import View
 
 COMPETING = "its heads compete, so that the lengths of rows depend on data"
 LARGEST = torch.finfo(torch.float32).max
-"""Scores from here on protect a slot: heads that compete clamp infinity to it."""
+"""Smallest score that protects a slot; competing heads clamp infinity to it."""
 
 
 @dataclass(kw_only=True)
 class Scored(Method):
     """Keep the slots of highest score, the same number in each row; a subclass writes `score`.
 
-    With `refresh`, `score` is called only at every n-th segment: at the prompt or first scale, at segment 1, and n
-    segments after the last call. Between calls slots keep their score; later slots have none and rank above all
-    others, the newest first. With `ema` a score is a moving average over the calls, m = ema * m + (1 - ema) * s
-    (arXiv:2609.03515 has 0.8), which begins with a slot's first score.
+    With `refresh`, `score` is called only at segments 0, 1, 1 + n, 1 + 2 n and so on. Between calls slots keep their
+    score; later slots have none and rank above all others, the newest first. With `ema` a score is a moving average
+    over the calls, m = ema * m + (1 - ema) * s (arXiv:2609.03515 has 0.8), which begins with a slot's first score.
 
     Attributes:
         branch_mode: choice of the branch whose scores decide (`select.BranchMode`).
-        sinks: leading segments that never leave.
-        leading: first tokens of a sequence, after its padding, that never leave.
+        sinks: leading segments that are never evicted.
+        leading: first tokens of a sequence, after its padding, that are never evicted.
         refresh: n, segments between two calls of `score`; 1 calls it at every segment.
         ema: weight of earlier scores, 0 for none.
-        asked: a setting of some subclasses, which call `score` after the `prompt` only; others after `every` segment.
-        own_state: numbers per slot that the method itself keeps in `View.state`.
+        asked: call `score` after `every` segment, or after the `prompt` only; a setting of some subclasses.
+        own_state: values per slot that the method itself keeps in `View.state`.
         same_at_any_capacity: whether scores do not depend on the capacity of a row.
     """
 
@@ -75,12 +74,12 @@ class Scored(Method):
 
     @property
     def uses(self) -> Uses:
-        """The method's own numbers per slot, or the score that a slot had."""
+        """The method's own values per slot, or a slot's earlier score."""
         return Uses(state=self.own_state or int(self.keeps_scores))
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether the state of a slot is the score that it had."""
+        """Whether the state of a slot is its earlier score."""
         return not self.own_state and (self.refresh > 1 or self.ema > 0 or self.asked == "prompt")
 
     @property
@@ -151,7 +150,7 @@ class Scored(Method):
         return capacity if isinstance(capacity, int) else min(capacity)
 
     def row_capacities(self, view: View) -> int | Tensor:
-        """Return the capacity of each row, int64 [rows], by the plan for its prompt; or one number for all."""
+        """Return the capacity of each row, int64 [rows], by the plan for its prompt; or an int for all."""
         shares = [plan.share(view.layer, view.segment) for plan in self.list_plans(view)]
         if len(set(shares)) == 1:
             return spread_capacity(shares[0], view)
@@ -159,11 +158,11 @@ class Scored(Method):
         return torch.tensor(rows).flatten().to(view.position.device, non_blocking=True)
 
     def list_min_capacities(self, view: View) -> list[int]:
-        """Return `min_capacity` by the plan for each sequence's prompt; one number if all prompts are equally long."""
+        """Return `min_capacity` by the plan for each sequence's prompt; one entry if all prompts are equally long."""
         return [plan.min_capacity(view) for plan in self.list_plans(view)]
 
     def keep(self, view: View) -> Tensor | None:
-        """Keep the sinks and the best of the rest, as many as fit."""
+        """Keep sinks and the best other slots that fit: bool [rows, slots]; None while everything fits."""
         ranked = self.ranked_if_full(view)
         if ranked is None:
             return None
@@ -182,10 +181,7 @@ class Scored(Method):
         return None
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Select the slots that stay, bool [rows, slots]: the best of each row, up to its head's capacity.
-
-        The ranking [rows, slots] is the result of `ranked_scores`.
-        """
+        """Select each row's best slots up to its capacity, bool [rows, slots], by `ranked_scores` [rows, slots]."""
         return choose_best(ranked, self.row_capacities(view))
 
     def ranked_scores(self, view: View) -> Tensor:
@@ -201,7 +197,7 @@ class Scored(Method):
         if not self.own_state and not self._is_fresh(view):
             return self._rank_new_first(view, view.state)
         scores = self.score(view)
-        require_tensor("score", scores, view.position.shape, "[rows, slots]")  # others may broadcast
+        require_tensor("score", scores, view.position.shape, "[rows, slots]")  # other shapes may broadcast
         scores = merge_branches(scores, self.branch_mode, self.spec.branches)
         if not self.keeps_scores:
             return scores if self._is_fresh(view) else self._rank_new_first(view, scores)
@@ -234,7 +230,7 @@ class Scored(Method):
 class AdaptiveHeads(Scored):
     """The heads of each layer and sequence compete for the layer's capacity (Ada-KV, arXiv:2407.11550).
 
-    A layer's best slots stay, in any of its heads. Each head keeps at least its own best slots for a share of its
+    A layer keeps its best slots, in any of its heads. Each head keeps at least its own best slots for a share of its
     capacity.
 
     Attributes:
@@ -284,7 +280,7 @@ class AdaptiveHeads(Scored):
         return scores.clamp(max=LARGEST) if self.competes else scores
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Select the sinks and the best slots of the layer."""
+        """Select sinks and the layer's best slots, bool [rows, slots]."""
         if not self.competes:
             return super().select_slots(view, ranked)
         capacity = self.row_capacities(view)
@@ -303,15 +299,14 @@ class ObservationWindow(Scored):
         kernel: slots of the smoothing kernel, odd; 1 for none.
     """
 
-    window: int = USUAL_WINDOW
+    window: int = DEFAULT_WINDOW
     queries: Window = "grid"
     kernel: int = 5
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return a score of each slot outside the window, float32 [rows, slots]; scores inside are ignored.
 
-        The window is given by its tokens in the current segment, `chosen`, int64 [n], and by its slots, bool [rows,
-        slots].
+        The window has the tokens `chosen` of the current segment, int64 [n], in the slots `inside`, bool [rows, slots].
         """
         raise NotImplementedError
 

@@ -25,7 +25,7 @@ LineAttention = Literal["prob", "logit"]
 
 
 def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
-    """Return the numbers of up to `count` tokens of a segment, int64 in raster order; all if it has no more.
+    """Return the indices of up to `count` tokens of a segment, int64 [min(count, segment.length)] in raster order.
 
     `grid` takes the centres of a square grid of patches (ScaleKV; the remainder of a side that the grid does not divide
     is not covered), or the last tokens of a single row or of a map smaller than the grid; `count` is a square number.
@@ -47,37 +47,37 @@ def _list_window(kind: Window, segment: Segment, count: int) -> Sequence[int]:
 
 
 def fit_window(wanted: int, capacity: int) -> int:
-    """Return the wanted number of window tokens, or the largest square up to half of the capacity."""
+    """Return `wanted` tokens of a window, or if these exceed half of the capacity, the largest square up to it."""
     return wanted if wanted <= capacity // 2 else int(max(1, capacity // 2) ** 0.5) ** 2
 
 
 def find_slots(view: View, chosen: Tensor) -> Tensor:
-    """Return which slots hold the chosen tokens of the current segment, bool [rows, slots]."""
-    # The segment's slots are the last ones. Not `isin`: it sorts long lists, and then waits for the device.
+    """Return the slots of the tokens `chosen` of the current segment, int64 [n]: bool [rows, slots]."""
+    # The segment has the last slots. `isin` would sort long lists, and then wait for the device.
     slots = view.position.shape[1]
-    own = torch.zeros(slots, dtype=torch.bool).index_fill_(0, chosen + (slots - view.segment.length), True)
-    inside = own.to(view.position.device, non_blocking=True).expand_as(view.position)
+    mask = torch.zeros(slots, dtype=torch.bool).index_fill_(0, chosen + (slots - view.segment.length), True)
+    inside = mask.to(view.position.device, non_blocking=True).expand_as(view.position)
     return inside if view.padding is None or view.segment.index else inside & (view.position >= 0)
 
 
 def find_valid_queries(view: View, chosen: Tensor) -> Tensor | None:
-    """Return which rows have the chosen tokens of the current segment, bool [rows, n]; None if all rows do."""
+    """Return which rows have the tokens `chosen` of the current segment, int64 [n]: bool [rows, n]; None for all."""
     if view.padding is None or view.segment.index:
         return None
     return chosen.to(view.padding.device, non_blocking=True) >= view.padding[:, None]
 
 
 def find_sinks(view: View, sinks: int, leading: int = 0) -> Tensor:
-    """Return which slots hold tokens that never leave, bool [rows, slots].
+    """Return the slots that are never evicted, bool [rows, slots].
 
-    These are tokens of the first segments (`sinks`), and the first tokens of a sequence after its padding (`leading`).
+    They hold the first `sinks` segments, and the first `leading` tokens of a sequence after its padding.
     """
     inside = (view.segment_ids >= 0) & (view.segment_ids < sinks)
     return inside | find_leading(view, leading) if leading else inside
 
 
 def count_sinks(spec: ModelSpec, sinks: int, leading: int = 0) -> int:
-    """Return the tokens per head that `find_sinks` finds once the sequence is longer than them."""
+    """Return the number of tokens per head that `find_sinks` finds in a sequence that has them all."""
     return max(spec.leading_tokens(sinks), leading)
 
 
@@ -91,10 +91,12 @@ def average_attention(
 ) -> Tensor:
     """Return the mean attention that slots receive from a window's queries, float32 [rows, slots].
 
-    Scores are [rows, query heads per KV head, queries, slots] (`View.scores`). The softmax is over all slots, or over
-    slots outside the window (then 0 in its slots, `inside`, bool [rows, slots]). The query heads of one KV head share
-    the mean of their probabilities or the maximum of their scores. `asking`, bool [rows, queries], are the queries that
-    a row has (`find_valid_queries`), None for all.
+    Args:
+        scores: [rows, query heads per KV head, queries, slots] (`View.scores`).
+        inside: bool [rows, slots], slots of the window.
+        softmax: over `all` slots, or over the slots outside the window, which then get 0 inside.
+        group: `mean` of the probabilities or `max` of the scores of the query heads that share a KV head.
+        asking: bool [rows, queries], queries in the mean (`find_valid_queries`); None for all.
     """
     if group == "max":
         scores = scores.amax(1, keepdim=True)
@@ -115,11 +117,11 @@ def smooth(scores: Tensor, kind: Pool, size: int, exists: Tensor | None = None) 
     pool = F.max_pool1d if kind == "max" else F.avg_pool1d
     if exists is None:
         return pool(scores[:, None], size, stride=1, padding=size // 2)[:, 0]
-    place = exists.cumsum(1) - 1
+    rank = exists.cumsum(1) - 1
     closed = scores.new_full((len(scores), scores.shape[1] + 1), -torch.inf if kind == "max" else 0)
-    closed.scatter_(1, torch.where(exists, place, scores.shape[1]), scores)
+    closed.scatter_(1, torch.where(exists, rank, scores.shape[1]), scores)
     closed[:, -1] = -torch.inf if kind == "max" else 0  # this column received missing slots
-    return smooth(closed[:, :-1], kind, size).gather(1, place.clamp_(min=0))
+    return smooth(closed[:, :-1], kind, size).gather(1, rank.clamp_(min=0))
 
 
 def smooth_outside(
@@ -131,10 +133,10 @@ def smooth_outside(
     exists: Tensor | None = None,
     spread_blank: bool = False,
 ) -> Tensor:
-    """Pool scores [rows, slots] along the slots as `smooth`, without the window's own slots.
+    """Pool scores [rows, slots] along the slots like `smooth`, without the slots of the window.
 
-    These are `inside`, bool [rows, slots]. With `spread_blank` the window is -inf in its neighbours' mean too, as in
-    ScaleKV's released code, instead of 0.
+    These slots are `inside`, bool [rows, slots]. In the mean of their neighbours they count as 0, or as -inf with
+    `spread_blank`, as in ScaleKV's released code.
     """
     blank = -torch.inf if spread_blank or kind == "max" else 0
     return smooth(scores.masked_fill(inside, blank), kind, size, exists)
@@ -154,7 +156,7 @@ def score_line(view: View, attention: LineAttention, window: int | None) -> Tens
 def sum_attention(view: View, queries: Tensor | None = None) -> Tensor:
     """Return the summed attention of the segment's queries to each slot, float32 [rows, slots].
 
-    The mean of some queries, int64 [n], represents all; None for all.
+    The mean over `queries`, int64 [n] (None for all), represents all queries.
     """
     count: int | Tensor = view.segment.length
     if view.padding is not None and not view.segment.index:
@@ -163,13 +165,13 @@ def sum_attention(view: View, queries: Tensor | None = None) -> Tensor:
 
 
 def find_latest(view: View, share: float, capacities: Sequence[int]) -> Tensor:
-    """Return which slots are the latest tokens, for a share in 0..1 of a capacity: bool [rows, slots].
+    """Return the slots of the latest tokens, a share in 0..1 of the capacity: bool [rows, slots].
 
-    There is one capacity for each sequence, or one for all; charged padding reduces them.
+    There is a capacity for each sequence, or one for all; charged padding reduces it.
     """
     if len(capacities) == 1 and view.padding_charge is None:
         return view.position >= view.segment.end - int(share * capacities[0])
-    capacity = by_row(view, capacities)
+    capacity = expand_to_rows(view, capacities)
     if view.padding_charge is not None:
         capacity = (capacity - view.padding_charge).clamp(min=1)
     count = (share * capacity.double())[:, None].long()
@@ -185,9 +187,9 @@ def sum_by_segment(view: View) -> Tensor:
 
 
 def merge_branches(scores: Tensor, mode: BranchMode, branches: int) -> Tensor:
-    """Return scores [rows, slots] on which the branches of each prompt agree; their prompts have equal padding.
+    """Return scores [rows, slots], equal in all branches of a prompt unless `mode` is `per_row`.
 
-    The rows of conditional sequences come first.
+    The branches of a prompt have equal padding, and the rows of conditional sequences come first.
     """
     if mode == "per_row":
         return scores
@@ -230,9 +232,9 @@ def softmax_seen(scores: Tensor) -> Tensor:
 
 
 def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
-    """Return the highest-scored slots of each row, the earlier one on ties, bool [rows, slots].
+    """Return the highest-scored slots of each row, the earlier slot on ties: bool [rows, slots].
 
-    Scores are [rows, slots], -inf is chosen last; the capacity is one for all rows or int64 [rows].
+    Scores are [rows, slots]; -inf ranks last. The capacity is an int for all rows, or int64 [rows].
 
     Raises:
         NotANumber: some score is NaN.
@@ -242,8 +244,8 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     chosen = torch.zeros_like(scores, dtype=torch.bool)
     if not isinstance(capacity, Tensor):
         return chosen.scatter_(1, order[:, :capacity], True)
-    places = torch.arange(scores.shape[1], device=scores.device)
-    return chosen.scatter_(1, order, places < capacity[:, None])
+    ranks = torch.arange(scores.shape[1], device=scores.device)
+    return chosen.scatter_(1, order, ranks < capacity[:, None])
 
 
 def find_leading(view: View, count: int) -> Tensor:
@@ -253,32 +255,32 @@ def find_leading(view: View, count: int) -> Tensor:
 
 
 def find_begin(view: View) -> int | Tensor:
-    """Return the position of each row's first token, int64 [rows, 1]; 0 if padding is none or counts as held."""
+    """Return the position of each row's first token, int64 [rows, 1]; 0 without padding, or if it counts as held."""
     if view.padding is None or view.padding_charge is not None:
         return 0
     return view.padding[:, None]
 
 
-def by_row(view: View, numbers: Sequence[int]) -> Tensor:
-    """Return numbers, one for each sequence, for their rows, int64 [rows]; of one number for all, int64 [1]."""
-    rows = numbers if len(numbers) == 1 else [number for number in numbers for _ in range(view.heads)]
-    return by_sequence(view, rows)
+def expand_to_rows(view: View, values: Sequence[int]) -> Tensor:
+    """Repeat each sequence's value for its rows, int64 [rows]; a common value of all sequences stays int64 [1]."""
+    rows = values if len(values) == 1 else [value for value in values for _ in range(view.heads)]
+    return to_view_device(view, rows)
 
 
-def by_sequence(view: View, numbers: Sequence[int]) -> Tensor:
-    """Return numbers of sequences on the view's device, int64 (or bool) [numbers]."""
-    return torch.tensor(numbers).to(view.position.device, non_blocking=True)
+def to_view_device(view: View, values: Sequence[int]) -> Tensor:
+    """Copy values to the view's device, int64 or bool [len(values)]."""
+    return torch.tensor(values).to(view.position.device, non_blocking=True)
 
 
-def pair_halves(keys: Tensor) -> Tensor:
-    """Reorder keys [..., D], whose pairs are neighbouring channels: even channels first, then odd ones."""
+def split_even_odd(keys: Tensor) -> Tensor:
+    """Reorder the channels of keys [..., D], whose pairs are neighbours: even channels first, then odd channels."""
     return keys.unflatten(-1, (-1, 2)).mT.flatten(-2)
 
 
 def spread_capacity(capacity: int | tuple[int, ...], view: View) -> int | Tensor:
-    """Return the capacity of each row, int64 [rows]; one number for all heads stays an int.
+    """Return the capacity of each row, int64 [rows], or a common capacity as an int.
 
-    Padding that counts as held reduces the capacity of its rows, to one slot at least.
+    Padding that counts as held reduces the capacity of its rows, to at least one slot; the result is then a tensor.
     """
     if isinstance(capacity, int):
         return capacity if view.padding_charge is None else (capacity - view.padding_charge).clamp_(min=1)
@@ -292,13 +294,13 @@ def fits(view: View, capacity: int) -> bool:
     return view.padding_charge is None and view.position.shape[1] <= capacity
 
 
-def cap_recent(capacity: Capacity) -> Capacity:
-    """Return the largest part of a capacity after the condition for the newest lines: two thirds."""
+def max_recent_tokens(capacity: Capacity) -> Capacity:
+    """Return the maximum tokens of the newest lines, two thirds of a capacity without the condition."""
     return 2 * capacity // 3
 
 
-USUAL_WINDOW = 16
-"""Default tokens of a window; models with smaller segments use whole segments."""
+DEFAULT_WINDOW = 16
+"""Default number of tokens of a window; a smaller segment is the whole window."""
 
 
 def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | None = None) -> None:
@@ -308,8 +310,8 @@ def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | 
     """
     if size < 1:
         raise ValueError(f"method.window={size}: must be at least 1")
-    if max_size is not None and size > max(max_size, USUAL_WINDOW):
-        raise ValueError(f"method.window={size}: the largest segment has {max_size} tokens")
+    if max_size is not None and size > max(max_size, DEFAULT_WINDOW):
+        raise ValueError(f"method.window={size}: the largest segment has {max_size} tokens; use fewer")
     if kind == "grid" and int(size**0.5) ** 2 != size:
         raise ValueError(f"method.window={size}: a grid has a square number such as 16")
     if kernel < 1 or kernel % 2 == 0:
@@ -329,7 +331,9 @@ def check_capacity(
         InfeasibleBudget: naming the smallest budget that works.
     """
     if not 0 <= sinks < len(spec.segments):
-        raise ValueError(f"sinks={sinks}: {spec.name} has {len(spec.segments)} scales")
+        raise ValueError(
+            f"sinks={sinks}: {spec.name} has {len(spec.segments)} segments; use 0 to {len(spec.segments) - 1}"
+        )
     Limit(0).check("leading", leading)
     needed = count_sinks(spec, sinks, leading) + more or 1
     if budget.head_tokens >= needed:

@@ -11,7 +11,7 @@ def set_aside(spec: ModelSpec, budget: Budget, sinks: int, leading: int) -> tupl
     """Return shapes and budget without the first `leading` tokens, which every head holds to the end.
 
     A method shares the rest of the budget among the rest of the tokens, and itself keeps the first segments (`sinks`)
-    to the end. The segments keep their numbers; one whose tokens are all set aside has length 0.
+    to the end. The segments keep their indices; a segment whose tokens are all set aside has length 0.
 
     Raises:
         InfeasibleBudget: B is below the sinks and the first tokens.

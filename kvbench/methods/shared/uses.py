@@ -13,7 +13,7 @@ class Uses:
     Most methods need none of them. An observer may use `previous_keys` and `codebooks` only.
 
     Attributes:
-        state: numbers per slot in `View.state`, which is [rows, slots, state] for more than one.
+        state: number of values per slot in `View.state`, which is [rows, slots, state] above 1.
         last_segment: `keep` is also called after the last segment, where its result is ignored.
         previous_keys: `keep` reads `View.previous_keys` wherever `Method.compares_keys` returns True.
         sparse_reads: `Method.select_attended` selects the slots that a segment attends to; otherwise it attends to all.

@@ -1,4 +1,4 @@
-"""Norms of a slot's contribution to the residual stream, and its utility, the largest one, as LU-KV defines it."""
+"""Norms of a slot's contribution to the residual stream, and a slot's utility as LU-KV defines it."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from kvbench.methods.shared.select import choose_window
 from kvbench.methods.shared.view import View
 
-MAX_NUMBERS = 2**24
-"""Largest number of projected values in memory at a time."""
+MAX_VALUES = 2**24
+"""Maximum number of projected values in memory at a time."""
 
 
 def measure_output(view: View, order: int) -> Tensor:
@@ -28,15 +28,15 @@ def measure_output(view: View, order: int) -> Tensor:
 
 def _project(values: Tensor, weight: Tensor, order: int) -> Tensor:
     """Return the norms [sequences, slots] of values [sequences, slots, D] under weights [query heads, width, D]."""
-    few = max(1, MAX_NUMBERS // (values.shape[1] * weight.shape[1]))
-    parts = (torch.stack([part @ one.float().mT for one in weight]) for part in values.split(few))
+    few = max(1, MAX_VALUES // (values.shape[1] * weight.shape[1]))
+    parts = (torch.stack([part @ of_head.float().mT for of_head in weight]) for part in values.split(few))
     return torch.cat([torch.linalg.vector_norm(part, order, dim=-1).mean(0) for part in parts])
 
 
 def find_metric(view: View) -> Tensor | None:
     """Return W^T W of each query head's output projection, float32 [rows, query heads per KV head, D, D].
 
-    None if the model does not provide W; distances are then between attention's outputs themselves.
+    None if the model does not expose W; distances are then between attention outputs before W.
     """
     weight = view.output_projection()
     if weight is None:
@@ -57,7 +57,7 @@ def attend_evenly(view: View, count: int) -> Tensor:
 def measure_utility(view: View, attention: Tensor, end: int) -> Tensor:
     """Return the utility to a segment of the tokens before position `end`, float32 [rows, slots]; 0 for other slots.
 
-    The view is of a full cache, attention of some queries of the segment (`attend_evenly`).
+    The view is of a full cache. Attention is that of some queries of the segment (`attend_evenly`).
     """
     inside = (view.position >= 0) & (view.position < end)
     values = view.cached_values()[:, None].float()
@@ -69,8 +69,8 @@ def combine_utility(attention: Tensor, norms: Tensor, heads: int) -> Tensor:
     """Return max over queries and query heads of attention x norm / sum of the layer's norms, float32 [rows, slots].
 
     The sum is over all heads and tokens of a sequence, which makes layers comparable (LU-KV, arXiv:2602.08585).
-    Attention is [rows, query heads per KV head, queries, slots]; the length of each value after W_o of a query head is
-    [rows, query heads per KV head, slots]; a sequence has `heads` KV heads.
+    Attention is [rows, query heads per KV head, queries, slots]. Norms of values after each query head's W_o are [rows,
+    query heads per KV head, slots]. A sequence has `heads` KV heads.
     """
     sums = norms.sum((1, 2)).unflatten(0, (-1, heads)).sum(1).repeat_interleave(heads)
     return (attention.amax(2) * (norms / (sums + 1e-9)[:, None, None])).amax(1)
@@ -79,10 +79,11 @@ def combine_utility(attention: Tensor, norms: Tensor, heads: int) -> Tensor:
 def measure_lost_utility(view: View, masks: Sequence[Tensor], attention: Tensor) -> Tensor:
     """Return the utility to a segment of the past tokens that heads do not hold: float64 [H, capacities] on the CPU.
 
-    These are sums over sequences. The view is of a full cache, after any segment but the first; `masks`, bool [rows,
-    c_(k-1)], are the past positions that are held at each capacity; attention is of some queries (`attend_evenly`).
+    The result is summed over sequences. The view is of a full cache, after any segment except the first. `masks`, bool
+    [rows, c_(k-1)], mark the past positions that are held at each capacity. Attention is that of some queries
+    (`attend_evenly`).
     """
     utility = measure_utility(view, attention, view.segment.start).double()
-    place = view.position.clamp(0, view.segment.start - 1)
-    lost = [(utility * ~mask.gather(1, place)).sum(1).unflatten(0, (-1, view.heads)).sum(0) for mask in masks]
+    past = view.position.clamp(0, view.segment.start - 1)
+    lost = [(utility * ~mask.gather(1, past)).sum(1).unflatten(0, (-1, view.heads)).sum(0) for mask in masks]
     return torch.stack(lost, 1).cpu()

@@ -43,9 +43,9 @@ class Wrapper(Scored):
     def __post_init__(self) -> None:
         """Check the base and take over its settings."""
         if not isinstance(self.base, Scored):
-            found = self.base if isinstance(self.base, str | Mapping) else type(self.base).__name__
+            name = self.base if isinstance(self.base, str | Mapping) else type(self.base).__name__
             raise ConfigError(
-                f"method.base={found}: it does not score tokens; choose a method that does, such as method.base=snapkv"
+                f"method.base={name}: it does not score tokens; choose a method that does, such as method.base=snapkv"
             )
         if self.base.uses.replaces:
             raise ConfigError(
@@ -82,7 +82,7 @@ class Wrapper(Scored):
         return self.base.heads_independent
 
     def needs(self) -> Observer | Path | None:
-        """Return the calibration or file that the base needs."""
+        """Return the base's calibration, its file, or None."""
         return self.base.needs()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:

@@ -297,7 +297,7 @@ def test_a_class_that_a_layer_lacks_has_no_group() -> None:
 
 @pytest.mark.parametrize("structural", ["prior_value", "attention"])
 def test_zero_masses_still_give_every_head_a_token(structural: Structural) -> None:
-    artifact = Artifact(HeadPatterns.kind, HeadPatterns().make_stand_in(SPEC).tensors | {
+    artifact = Artifact(HeadPatterns.kind, HeadPatterns().make_random_artifact(SPEC).tensors | {
         "mass": torch.zeros(SPEC.layers, SPEC.heads, 6, 6, dtype=torch.float64)
     })  # fmt: skip
     method = ready("0.1", artifact, structural=structural)

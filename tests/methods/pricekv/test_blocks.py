@@ -24,7 +24,7 @@ ROWS = ModelSpec("rows", 3, 2, D, next_token(5, [*[6] * 8, 5]), logit_scale=D**-
 
 
 def artifact_of(method: PriceKVBlocks, spec: ModelSpec) -> Artifact:
-    return method.needs().make_stand_in(spec)
+    return method.needs().make_random_artifact(spec)
 
 
 def ran(method: PriceKVBlocks, spec: ModelSpec, budget: str) -> KVCache:
@@ -67,7 +67,7 @@ def in_bytes(menu: tuple[int, ...], share: bool, budget: str) -> KVCache:
     artifact = artifact_of(method, SCALES)
     artifact.tensors["noise"].mul_(1e-3)
     method.prepare(SCALES, Budget.parse_bytes(budget, SCALES, token_bytes=4 * D), artifact)
-    codebooks = Codebooks().make_stand_in(SCALES).tensors
+    codebooks = Codebooks().make_random_artifact(SCALES).tensors
     cache = KVCache(SCALES, method, dtype=torch.float32, packing=Packing(16, CODEBOOKS), codebooks=codebooks)
     run(cache, tokens_of(SCALES, 4))
     return cache

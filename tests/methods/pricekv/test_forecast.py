@@ -28,7 +28,7 @@ STILL: dict[str, Any] = {"surprise": 0.0, "contrast": 0.0}
 
 
 def stand_in(method: PriceKV, spec: ModelSpec) -> Artifact:
-    return method.needs().make_stand_in(spec)
+    return method.needs().make_random_artifact(spec)
 
 
 def priced(floor: int | None = None, **chosen: Any) -> PriceKV:

@@ -122,7 +122,7 @@ def test_retrieval_is_attention_to_distant_tokens_beyond_four_times_the_usual(
 
 def test_heads_that_retrieve_hold_whole_texts_and_b_holds() -> None:
     method = PriceKV(base=H2O(), floor=2, retrieval=0.5)
-    artifact = method.needs().make_stand_in(TEXTS)
+    artifact = method.needs().make_random_artifact(TEXTS)
     artifact.tensors["retrieval"].copy_(torch.tensor([[0.1, 0.4], [0.3, 0.2]]))
     cache = watch(method, TEXTS, tokens_of(TEXTS, 2), 10, artifact).cache
     # Half of 40 tokens is one text of 19 cached tokens.
@@ -167,7 +167,7 @@ def test_a_calibrated_base_is_calibrated_first() -> None:
     ],
 )
 def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, method: PriceKV | LUKV) -> None:
-    artifact = method.needs().make_stand_in(spec)
+    artifact = method.needs().make_random_artifact(spec)
     cache, asked, _ = watch(method, spec, tokens_of(spec, 2 * spec.branches), "0.4", artifact)
     assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
     assert cache.ledger.peak_tokens == method.budget.tokens
