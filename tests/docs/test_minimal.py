@@ -37,10 +37,10 @@ def test_it_imports_nothing_of_engine_methods_runs_and_kernels() -> None:
     assert {name for name in names if name.startswith("kvbench")} == OURS
 
 
-@pytest.mark.parametrize("share", [0.04, 0.1, 0.37, 1])
+@pytest.mark.parametrize("share", [0.04, 0.37, 1])
 def test_the_engine_draws_the_same_bytes_and_holds_as_much(minimal: ModuleType, share: float) -> None:
     model = minimal.load_model(minimal.MODEL)
-    spec, prompts = model.spec, [str(line["prompt"]) for line in minimal.evaluation_prompts(3)]
+    spec, prompts = model.spec, [str(line["prompt"]) for line in minimal.evaluation_prompts(2)]
     method, budget = H2O(sinks=1), Budget.parse(share, spec)
     method.check(spec, budget)
     method.prepare(spec, budget)
