@@ -53,6 +53,8 @@ pytest.importorskip("triton")
 
 EVERY = [(name, shapes) for name in NAMES for shapes in SPECS]
 CASES = [case for case in EVERY if fits(*case)]
+RECORDED = ("meda/official_clamp", "meda/variance", "pricekv/blocks", "vase/attn")
+"""Further settings with other rows or needs than their class is recorded with; `make test` records these alone."""
 
 
 def list_shipped() -> set[str]:
@@ -182,6 +184,16 @@ def test_four_bits_hold_less(driven: Driven) -> None:
             torch.testing.assert_close(found.outputs[:LAYERS], expected.outputs[:LAYERS])
 
 
+@pytest.mark.parametrize(
+    "driven",
+    [
+        case if "/" not in case[0] or case[0] in RECORDED else pytest.param(case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+    indirect=True,
+    scope="module",
+    ids="-".join,
+)
 def test_what_is_recorded_is_what_runs_by_launches(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tape stands for a CUDA graph, and torch for the one-token kernel; the last batch has no padding."""
     monkeypatch.setattr(KERNEL, decode)
