@@ -178,9 +178,8 @@ def test_unmeasured_two_parts_must_save_a_launch(hopper: pytest.MonkeyPatch) -> 
     )
     assert paths.estimate_saving(shape(1024, 0), "cudnn") == pytest.approx(faster)
     stand_in(hopper, Device(major=8))
-    assert (
-        paths.choose_path(shape(4096, 400), CUDA) == "kernel"
-    )  # FlashAttention-2 is no faster than the kernel
+    # FlashAttention-2 is no faster than the kernel.
+    assert paths.choose_path(shape(4096, 400), CUDA) == "kernel"
 
 
 def write_table(patch: pytest.MonkeyPatch, folder: Path, *lines: dict[str, object]) -> None:
@@ -202,9 +201,8 @@ def test_the_nearest_measurement_decides(hopper: pytest.MonkeyPatch, tmp_path: P
         measured(shape(200, 100, head_dim=64, uniform=True), kernel=1.0, parts=2.0, varlen_cudnn=0.5),
     )  # fmt: skip
     try:
-        assert (
-            paths.choose_path(shape(200, 90, head_dim=64), CUDA) == "parts"
-        )  # the fastest of those that can
+        # The fastest of those that can.
+        assert paths.choose_path(shape(200, 90, head_dim=64), CUDA) == "parts"
         assert paths.choose_path(shape(20, 90, head_dim=64), CUDA) == "kernel"
         assert paths.choose_path(shape(200, 90, head_dim=64, uniform=True), CUDA) == "varlen_cudnn"
         assert paths.choose_path(near._replace(tokens=0), CUDA) == "kernel"  # no such case was measured

@@ -120,11 +120,7 @@ def test_a_segment_is_the_same_in_every_batch(small_gpu: None, invariant: None) 
         case = make(2, [270, 33, 0], 1, 20, 16, apart=apart)
         alone = make(1, [270, 33, 0], 1, 20, 16)
         if apart:
-            layout, rows = case.layout, slice(0, 3)
-            spans = [slice(start, start + length) for start, length in zip(
-                layout.offsets[rows].tolist(), layout.counts[rows], strict=True
-            )]  # fmt: skip
-            keys, values = (torch.cat([x[:, span] for span in spans], 1) for x in case.stored[:2])
+            keys, values = (torch.cat(rows, 1) for rows in zip(*case.past[:3], strict=True))
             first = Case(*(x[:1] for x in case[:3]), Past(keys, values, alone.layout))
         else:
             first = take_first(case)

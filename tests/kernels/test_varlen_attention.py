@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.support.cuda_branches import attend_slowly
 from kvbench.kernels import varlen_attention as varlen
 from kvbench.kernels.attention_paths import LIBRARIES
-from kvbench.kernels.layout import Past, arrange_rows, empty_layout
+from kvbench.kernels.layout import Past, arrange_rows, empty_layout, list_free_slots
 from kvbench.kernels.varlen_attention import Library, tabulate_rows, varlen_attention
 from tests.support.fake_device import CUDA, faked
 from tests.support.ragged_rows import CASES, check, make
@@ -35,19 +35,11 @@ def test_rows_come_as_sequences(library: Library, **given: Any) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_free_slots_lie_between_rows(batch: int) -> None:
     """What they hold is not read."""
-    held = [5, 0, 9, 5]
-    layout = arrange_rows(torch.zeros(4, 9, dtype=torch.int64), held, free_slots=3)
-    storage = torch.randn(2, batch, layout.capacity, 16)
-    q = torch.randn(batch, 4, 6, 16)
-    out, lse = varlen_attention(q, Past(*storage, layout), 0.3, "flash")
-    storage[:, :, layout.offsets[0] + 5 : layout.offsets[0] + 8] = torch.nan
-    again, _ = varlen_attention(q, Past(*storage, layout), 0.3, "flash")
-    assert torch.equal(out, again)
-    for row, length in enumerate(held):
-        keys, values = storage[:, :, layout.offsets[row] : layout.offsets[row] + length]
-        expected = (q[:, row] @ keys.mT * 0.3).softmax(-1) @ values
-        torch.testing.assert_close(out[:, row], expected)
-    assert (lse[:, 1] == -torch.inf).all()
+    case = make(batch, [5, 0, 9, 5], 1, 6, 16, free_slots=3, device="cpu")
+    for stored in case.stored[:2]:
+        stored[:, list_free_slots(case.layout, 0, 3).flatten()] = torch.nan
+    found = varlen_attention(case.q, case.stored, 0.3, "flash")
+    check(found, case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), 0.3)
 
 
 def test_numbers_of_the_table() -> None:
