@@ -28,7 +28,7 @@ def compare_keys(
 
     The keys are `k` [rows, segment.length, D] and `before` [rows, earlier.length, D]. The paper writes a negative L2
     norm; its thresholds around -0.008 fit the mean squared difference over tokens and channels (`neg_mse`), not a norm
-    over the map (`neg_l2`) or over each token's channels. Of the interpolation, `resize`, it says two-dimensional.
+    over the map (`neg_l2`) or over each token's channels. It calls the interpolation, `resize`, two-dimensional.
     """
     maps = before.float().transpose(1, 2).unflatten(2, (earlier.height, earlier.width))
     aligned = {} if resize == "nearest" else {"align_corners": False}
@@ -43,7 +43,7 @@ def compare_keys(
 
 @dataclass
 class KeySimilarity(Observer):
-    """Calibrates S [L, K]: the result of `compare_keys` per layer and scale, averaged over rows; 0 at scale 0."""
+    """Calibration of S [L, K]: `compare_keys` per layer and scale, averaged over rows; 0 at scale 0."""
 
     metric: Metric = "neg_mse"
     resize: Resize = "bilinear"
@@ -71,7 +71,7 @@ class Condensed(Method):
     """Keep the condensed scales, and as many of the newest other tokens as fit.
 
     Attributes:
-        condensed: leading scales that always stay.
+        condensed: leading scales that are always kept.
         metric: how `compare_keys` measures similarity.
         resize: how `compare_keys` resizes maps.
         granularity: evict the oldest tokens (Algorithm 2) or whole scales.
@@ -85,7 +85,7 @@ class Condensed(Method):
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse condensed scales that leave fewer than two others."""
+        """Refuse condensed scales that leave fewer than two other cached scales."""
         super().check(spec, budget)
         if not 0 <= self.condensed <= len(spec.segments) - 3:
             raise ValueError(
@@ -117,9 +117,9 @@ class AMSKV(Condensed):
     cached. The cache size depends on the input, so the budget is not enforced and the peak is measured
     (arXiv:2511.16047).
 
-    Differs from the paper in: capacities follow from the last two scales that are read, because the last scale never is
-    (the literal reading contradicts the published savings); the two branches of a prompt decide together, so that the
-    batch does not matter. Metric, interpolation and granularity are open choices.
+    Differs from the paper in: capacities follow from the last two scales that are read, because the last scale is never
+    read (the literal reading contradicts the published savings); the two branches of a prompt decide together, so that
+    the batch does not matter. Metric, interpolation and granularity are open choices.
 
     Attributes:
         theta: threshold on S, specific to a model and a metric.
@@ -158,7 +158,7 @@ class AMSKV(Condensed):
             self._theta = float(padded[count : count + 2].mean())
 
     def keep(self, view: View) -> Tensor:
-        """Apply Algorithm 1 to the cache and the new scale; the layer may become demanding."""
+        """Apply Algorithm 1 to the cache and the new scale, bool [rows, slots]; the layer may become demanding."""
         if view.segment.index == 0:
             self._demanding[view.layer] = torch.zeros(
                 view.sequences, dtype=torch.bool, device=view.position.device
@@ -213,14 +213,14 @@ class AMSKVFixed(Condensed):
         return KeySimilarity(self.metric, self.resize) if self.placement == "similarity" else None
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse condensed scales that leave fewer than two others, and a budget below them plus the first scale."""
+        """Refuse what `Condensed` refuses, and a budget below the condensed scales plus the first scale."""
         super().check(spec, budget)
         needed = spec.leading_tokens(self.condensed) + spec.lengths[0]
         if budget.per_head < needed:
             raise InfeasibleBudget.of(budget, needed, spec, f"{self.condensed} condensed scales and another")
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Compute capacities: C_max in demanding layers, C_min in the others, the rest of B in one more layer."""
+        """Compute capacities: C_max in demanding layers, C_min in other layers, the rest of B in one more layer."""
         super().prepare(spec, budget, artifact)
         if self.placement == "similarity":
             similarity = require_artifact(artifact, "method=ams_kv_fixed:")["similarity"]
@@ -230,7 +230,7 @@ class AMSKVFixed(Condensed):
             self.capacities = share_by_head(budget.tokens, spec)
             return
         if self.placement == "uniform":
-            larger = [int((place + 0.5) * spec.layers / number) for place in range(number)]
+            larger = [int((index + 0.5) * spec.layers / number) for index in range(number)]
             order = larger + [layer for layer in range(spec.layers) if layer not in larger]
         else:
             order = similarity[:, self.scale + 1].sort(stable=True).indices.tolist()
@@ -240,7 +240,7 @@ class AMSKVFixed(Condensed):
         self.capacities[order[number]] += even + (torch.arange(spec.heads) < more)
 
     def keep(self, view: View) -> Tensor:
-        """Apply CLRU eviction to the cache and the new scale."""
+        """Apply CLRU eviction to the cache and the new scale, bool [rows, slots]."""
         return self.evict(view, self.capacities[view.layer].to(view.position.device))
 
 
@@ -251,7 +251,7 @@ def count_held(view: View) -> Tensor:
 
 
 def effective_capacities(spec: ModelSpec, condensed: int) -> tuple[int, int]:
-    """Return C_min and C_max: the condensed scales plus the last but one scale that is read, or the last two."""
+    """Return C_min and C_max: tokens of the condensed scales plus the second-to-last cached scale, or the last two."""
     *_, earlier, later = spec.lengths[:-1]
     tokens = spec.leading_tokens(condensed)
     return tokens + earlier, tokens + earlier + later

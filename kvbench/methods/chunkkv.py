@@ -19,8 +19,8 @@ class ChunkKV(Wrapper):
     """Keep the chunks of neighbouring tokens of highest mean score, the same in all heads (arXiv:2502.00299).
 
     The value of a chunk is the mean of the base's scores over heads and over its cached tokens. Chunks are kept until
-    the next one does not fit; the best tokens of that one fill the budget. Slots that the base never drops come first
-    and are left out of the mean. While a sequence is shorter than a chunk, heads keep what they keep under the base.
+    the next chunk does not fit, whose best tokens then fill the budget. Slots that the base never evicts come first and
+    are left out of the mean. While a sequence is shorter than a chunk, heads keep what they keep under the base.
 
     Differs from the program in: chunks restart at each segment (a line of an image, or part of one); part of a chunk
     fills the budget; each sequence has its own chunks.
@@ -58,10 +58,15 @@ class ChunkKV(Wrapper):
 def rank_chunks(ranked: Tensor, position: Tensor, chunks: Tensor, heads: int, tokens: int) -> Tensor:
     """Return the rank of each slot by its chunk, float32 [rows, slots], higher for better; infinite scores stay.
 
-    The value of a chunk is the mean over its slots that may leave, in all `heads` of a sequence; a head without the
-    token counts as 0. Scores `ranked` [rows, slots] of `scored.LARGEST` or more protect a slot, and are -inf where a
-    row has no such slot. Positions, -1 there, and the chunk of each slot, in order, are int64 [rows, slots]; `tokens`
-    are all so far.
+    The value of a chunk is the mean score of its evictable slots in all `heads` of a sequence; a head without the token
+    counts as 0.
+
+    Args:
+        ranked: scores [rows, slots]; `scored.LARGEST` or more protects a slot, -inf marks a missing slot.
+        position: int64 [rows, slots], -1 in missing slots.
+        chunks: int64 [rows, slots], chunk of each slot, in rising order.
+        heads: rows of a sequence.
+        tokens: number of tokens so far.
     """
     exists, free = position >= 0, ranked.isfinite() & (ranked < LARGEST)
     # Missing slots join the chunk before them, with weight 0.

@@ -9,7 +9,7 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class Full(Method):
-    """Keep every token of every scale except the last, which no later token attends to.
+    """Keep every token except those of the last segment, to which no later token attends.
 
     Differs from the official programs in: they also store the last scale (10521 tokens instead of 6425 for Infinity at
     one megapixel), which does not affect the result.
@@ -19,5 +19,5 @@ class Full(Method):
     budgeted = False  # everything fits
 
     def keep(self, view: View) -> None:
-        """Keep everything, which None stands for."""
+        """Keep everything: return None."""
         return

@@ -34,7 +34,7 @@ class KVPress(Scored):
     every batch. The press receives no other weights of the model, and no attention.
 
     Many presses score a whole prompt only. With `asked=prompt`, the press scores the prompt's tokens once, and later
-    tokens leave after them, the oldest first. With `asked=every`, it scores after each segment. kvpress itself
+    tokens are evicted after them, the oldest first. With `asked=every`, it scores after each segment. kvpress itself
     compresses the prompt once, by a ratio, and keeps all later tokens.
 
     Attributes:
@@ -158,8 +158,8 @@ def list_presses() -> list[str]:
 def find_ratio(kept: int, count: int) -> float:
     """Return the compression ratio at which kvpress keeps exactly `kept` of `count` slots; 0 if all fit.
 
-    kvpress keeps int(count * (1 - ratio)). The ratio is in the middle of those with this result, where no rounding of
-    a float64 changes it.
+    kvpress keeps int(count * (1 - ratio)). The ratio is in the middle of the ratios with this result, where no rounding
+    of a float64 changes it.
     """
     return max(0.0, 1 - (kept + 0.5) / count)
 

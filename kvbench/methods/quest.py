@@ -59,7 +59,7 @@ class Quest(Method):
         return segment.end
 
     def keep(self, view: View) -> None:
-        """Keep everything, which None stands for."""
+        """Keep everything: return None."""
         return
 
     def select_attended(self, view: View) -> Tensor | None:

@@ -20,9 +20,9 @@ from kvbench.methods.shared.view import View
 class SparVAR(Method):
     """Keep everything; later scales attend to the tokens that a middle scale attended to, mapped to their own maps.
 
-    At the decision scale, each head records the attention that each token receives. From the scales up to this one,
-    later scales read the tokens of most attention, a share `density`. From later scales, including the current one,
-    they read the places that correspond to these tokens when the decision scale's map is enlarged. The first `sinks`
+    At the decision scale, each head records the attention that each token receives. Of the scales up to the decision
+    scale, later scales read the tokens of most attention, a share `density`. Of later scales, including the current
+    scale, they read the tokens that correspond to these when the decision scale's map is enlarged. The first `sinks`
     scales are read in full. The method saves reads, not memory, so it has no budget.
 
     Differs from the paper in: only the abstract and summaries were available, without block size, decision scale and
@@ -53,7 +53,9 @@ class SparVAR(Method):
         """Refuse a decision scale that the model does not have."""
         super().check(spec, budget)
         if self.decision is not None and self.decision >= len(spec.segments):
-            raise ValueError(f"method.decision={self.decision}: {spec.name} has {len(spec.segments)} scales")
+            raise ValueError(
+                f"method.decision={self.decision}: {spec.name} has {len(spec.segments)} scales; use a smaller index"
+            )
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Find the decision scale: the setting, or the middle scale."""
@@ -66,7 +68,7 @@ class SparVAR(Method):
         return segment.end
 
     def keep(self, view: View) -> None:
-        """Keep everything, which None stands for."""
+        """Keep everything: return None."""
         return
 
     def select_attended(self, view: View) -> Tensor | None:
@@ -79,18 +81,17 @@ class SparVAR(Method):
             self._attended[view.layer] = best
             return None
         attended = self._attended[view.layer]
-        own = attended[:, self._decision.start :].unflatten(1, (self._decision.height, self._decision.width))
+        decisive = attended[:, self._decision.start :].unflatten(
+            1, (self._decision.height, self._decision.width)
+        )
         later = self.spec.segments[self._decision.index + 1 : view.segment.index + 1]
-        chosen = torch.cat((attended, *(enlarge(own, scale) for scale in later)), 1)
+        chosen = torch.cat((attended, *(enlarge(decisive, scale) for scale in later)), 1)
         chosen[:, -1] |= ~chosen.any(1)
         return chosen
 
 
 def enlarge(chosen: Tensor, scale: Segment) -> Tensor:
-    """Return the places of a larger map whose nearest place in a smaller map is chosen, bool [rows, scale.length].
-
-    The smaller map is bool [rows, height, width]; `scale` is the one of the larger map.
-    """
+    """Enlarge a mask, bool [rows, height, width], to the map of `scale` by nearest neighbours: bool [rows, tokens]."""
     height, width = chosen.shape[1:]
     rows = torch.arange(scale.height, device=chosen.device) * height // scale.height
     columns = torch.arange(scale.width, device=chosen.device) * width // scale.width

@@ -58,7 +58,7 @@ def test_every_wrapper_goes_around_every_base(
 ) -> None:
     base = make()
     if base.uses.state and isinstance(wrap(SnapKV()), CaM):
-        with pytest.raises(ConfigError, match=r"method.base: \w+ keeps a number per slot, and so does cam"):
+        with pytest.raises(ConfigError, match=r"method.base: \w+ keeps values per slot, and so does cam"):
             wrap(base)
         return
     method = wrap(base)

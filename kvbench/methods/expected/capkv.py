@@ -16,8 +16,9 @@ from kvbench.methods.shared.uses import SOLVED_BY_LIBRARY
 from kvbench.methods.shared.view import View
 
 REGULARISER = 1e-6
+"""Added to the weight of each value in A, as in kvpress."""
 MAX_FLOAT32_SLOTS = 4096
-"""Slots of a row above which the matrix of leverage is float64."""
+"""Maximum slots of a row for a float32 matrix A; it is float64 above."""
 
 
 @dataclass
@@ -28,11 +29,11 @@ class CapKV(Scored):
     of the positions to come. A slot's weight w is exp(tau (c - max c)), c the cosine of its key and the anchor, and its
     score w v A^-1 v, where A is the identity plus the weighted sum of the outer products of values
     (arXiv:2604.25975; kvpress). Query heads of a KV head are averaged. The first tokens (`leading`, 4 in the program)
-    stay and are outside the anchor and A.
+    are kept, and are outside the anchor and A.
 
     Differs from the program in: eviction happens once per segment, with the queries of that segment; with
-    `asked=prompt` the prompt is scored once, as there, and later tokens leave after its tokens, the oldest first. The
-    positions to come end with the generation; in next-scale models they are the next scale's.
+    `asked=prompt` the prompt is scored once, as there, and later tokens are evicted after the prompt's, the oldest
+    first. The positions to come end with the generation; in next-scale models they are the next scale's.
 
     Attributes:
         tau: sharpness of the weights.

@@ -25,7 +25,7 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class QueryGaussians(Observer):
-    """Calibrates a Gaussian of the scaled queries of each KV head, over conditional sequences.
+    """Gaussian of the scaled queries of each KV head, over conditional sequences.
 
     In next-scale models queries are rotated, and `mean` [L, H, K, D] has one mean per scale; in next-token models they
     are not rotated. `moment` [L, H, D, D] is the second moment, weighted by tokens, over all scales, or over all
@@ -69,7 +69,7 @@ class ExpectedAttention(AdaptiveHeads):
     scales share a covariance about these means, so that no rotation is averaged.
 
     Differs from the paper in: eviction happens once per segment. Competing heads are inferred for all of the paper's
-    numbers (`heads=even` is the alternative). During an answer the paper uses the queries of the last 128 steps; its
+    results (`heads=even` is the alternative). During an answer the paper uses the queries of the last 128 steps; its
     program counts future positions from the length of that buffer and drops its first four queries. Here the queries
     are the segment's, at their true positions. The paper has 512 future positions; here they end with the generation,
     and in next-scale models they are the next scale's. Calibrated query heads of a KV head are pooled, with the divisor
@@ -80,7 +80,7 @@ class ExpectedAttention(AdaptiveHeads):
         covariance: `full`, `diagonal` or `none`.
         norm: norm of a slot's `value`, of its `output` through W_o (the paper's Eq. 9), or `none`.
         epsilon: added to attention before the norm; 0.02 in the paper, 0 in its needle tests.
-        horizon: with calibrated scales, the `next` scale, or `all` later ones, weighted by tokens.
+        horizon: with calibrated scales, the `next` scale, or `all` later scales, weighted by tokens.
         future: number of positions over which rotations are averaged.
         queries: number of a segment's newest queries for online statistics; None for all.
         heads: `compete`, or `even` shares.
@@ -162,7 +162,7 @@ class ExpectedAttention(AdaptiveHeads):
         return [(1.0, expect_logits(keys, mean, self._limit(covariance)))]
 
     def _fit(self, view: View) -> tuple[Tensor, Tensor]:
-        """Return mean and covariance of each row's queries without rotation, by query head."""
+        """Return mean [rows, query heads, D] and covariance [rows, query heads, D, D] of queries before rotation."""
         if self.statistics == "calibrated":
             moments = self._mean[view.layer, :, 0], self._covariance[view.layer]
             return self._repeat(moments[0], view), self._repeat(moments[1], view)

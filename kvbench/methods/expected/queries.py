@@ -14,10 +14,10 @@ from kvbench.methods.shared.view import View
 def read_queries(
     view: View, spec: ModelSpec, leading: int, newest: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return queries before rotation, float32 [rows, query heads per KV head, n, D], and which a row has, [rows, 1, n].
+    """Return queries before rotation, float32 [rows, query heads per KV head, n, D], and a mask of valid queries.
 
-    The mask is bool, or None if each row has all queries. The queries are the `newest` of the segment (None for all),
-    without the first `leading` of a next-token model's prompt.
+    The mask is bool [rows, 1, n], or None if each row has all queries. The queries are the `newest` queries of the
+    segment (None for all), without the first `leading` queries of a next-token model's prompt.
     """
     length, is_prompt = view.segment.length, view.segment.index == 0 and spec.family == "next-token"
     dropped = leading if is_prompt else 0
@@ -30,8 +30,8 @@ def read_queries(
 def average_rotation(view: View, spec: ModelSpec, future: int) -> Tensor | None:
     """Return the mean RoPE factor of the positions to come, complex64 [D/2]; None without RoPE.
 
-    These are the next scale's positions in next-scale models, else `future` positions or those that the generation
-    still has.
+    These are the next scale's positions in next-scale models, otherwise the next `future` positions, at most to the end
+    of the generation.
     """
     later = spec.segments[view.segment.index + 1 :] or [view.segment]
     end = min(later[-1].end, view.segment.end + future)

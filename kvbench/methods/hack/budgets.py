@@ -10,7 +10,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, fill_groups, shrink_early
 
 MIN_WEIGHT = 1e-9
-"""Smallest weight, relative to the largest one; a smaller share would be the minimum of one token anyway."""
+"""Minimum weight, relative to the largest weight; a smaller share would be the minimum of one token anyway."""
 
 
 class Groups(NamedTuple):
@@ -61,8 +61,8 @@ def share_budget(
     """Share B among the heads after every scale: int64 [K - 1, L, H] (HACK++ Eq. 17, 18).
 
     Weights are [K - 1, groups], `tokens` is floor(B), and a head that has seen `min_tokens` tokens holds at least
-    these. If `strict`, B also holds after every layer, while some layers have their new share and others the previous
-    one; deep layers then shrink a scale early where shallow layers grow.
+    these. If `strict`, B also holds after every layer, while some layers have their new share and other layers the
+    previous share; deep layers then shrink a scale early where shallow layers grow.
     """
     capacities = np.zeros(weights.shape, np.int64)
     before = np.zeros(len(groups.sizes), np.int64)

@@ -14,7 +14,7 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class ColumnVariance(Observer):
-    """Calibrates sigma [L, H]: the variance of a slot's attention over the last scale's queries, summed over slots.
+    """Calibration of sigma [L, H]: variance of a slot's attention over the last scale's queries, summed over slots.
 
     It is low for contextual heads, in which all queries attend to the same keys. Only conditional rows count.
     """
@@ -33,7 +33,7 @@ class ColumnVariance(Observer):
 
 @dataclass
 class HeadPatterns(ColumnVariance):
-    """Calibrates sigma [L, H] as `ColumnVariance`, and each head's attention by scale, from the same generations.
+    """Calibration of sigma [L, H] (`ColumnVariance`) and of each head's attention by scale, from the same generations.
 
     The tensor `mass` is float64 [L, H, K, K]: [l, h, k, s] is the attention of the queries of scale k to scale s, mean
     over queries and prompts, conditional rows only.
@@ -42,7 +42,7 @@ class HeadPatterns(ColumnVariance):
     kind: ClassVar[str] = "head_patterns"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return [L, H] of `sigma` and [L, H, K, K] of `mass`."""
+        """Return the shapes of `sigma`, [L, H], and `mass`, [L, H, K, K]."""
         scales = len(spec.segments)
         return super().tensor_shapes(spec) | {"mass": (spec.layers, spec.heads, scales, scales)}
 
@@ -60,7 +60,7 @@ def measure_column_variance(view: View) -> Tensor:
 
 
 def find_contextual(sigma: Tensor, alpha: float) -> Tensor:
-    """Return the contextual heads, bool [L, H]: the share `alpha` of lowest variance, ties by the earlier head.
+    """Return the contextual heads, bool [L, H]: the share `alpha` of lowest variance, the earlier head on ties.
 
     All heads of all layers are ranked together by their column variance `sigma` [L, H] (HACK Eq. 6, HACK++ Eq. 7).
     """

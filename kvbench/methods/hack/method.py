@@ -89,7 +89,7 @@ class HACK(Method):
         return self._layer_capacities[layer]
 
     def keep(self, view: View) -> Tensor | None:
-        """Keep the best tokens of each head, by the policy of its class."""
+        """Keep each head's best tokens by the policy of its class, bool [rows, slots]; None while everything fits."""
         device, capacities = view.position.device, self.capacity(view.layer, view.segment)
         if fits(view, min(capacities)):
             return None
@@ -108,7 +108,7 @@ class HACK(Method):
         )
 
     def _share_budget(self, spec: ModelSpec, budget: Budget) -> tuple[int, int, int]:
-        """Return B_C, B_S and the remainder in tokens; contextual heads get what structural ones cannot use."""
+        """Return B_C, B_S and the remainder in tokens; contextual heads get what structural heads cannot use."""
         heads, full = spec.all_heads, spec.cached_length
         count = round(self.alpha * heads)
         if count in (0, heads):

@@ -39,8 +39,8 @@ class HACKPlusPlus(Scored):
     Differs from the paper in: its budgets are fractions of all tokens, including the last scale, ours of the cached
     tokens (docs/tables.md). The paper does not define the calibrated rows, the width of maxima, and shares that a head
     cannot fill or that are not whole: here conditional rows, 5, and water-filling with at least one token per head. Its
-    budgets hold after a scale; within a scale, some layers have their new share and others the old one, which can
-    exceed B. With `strict`, deep layers shrink one scale earlier where shallow layers grow, as far as needed.
+    budgets hold after a scale; within a scale, some layers have their new share and other layers their old share, which
+    can exceed B. With `strict`, deep layers shrink one scale earlier where shallow layers grow, as far as needed.
 
     Attributes:
         alpha: share of contextual heads.
@@ -49,8 +49,8 @@ class HACKPlusPlus(Scored):
             number; None for all cached tokens.
         observed: number of evenly spaced queries of the newest scale that represent all.
         pool: width of the maximum over neighbours in contextual heads, odd; 1 for none.
-        structural: score of structural heads: prior times norm of the value, one of both, or `attention` as in
-            contextual heads.
+        structural: score of structural heads: `prior`, norm of the `value`, their product `prior_value`, or `attention`
+            as in contextual heads.
         sinks: number of leading scales that are never evicted and always read.
         strict: keep the budget after every layer; False for the published shares, whose peak may exceed it.
     """
@@ -106,7 +106,7 @@ class HACKPlusPlus(Scored):
         self._read = count_read(self.attention_budget, spec)
 
     def select_attended(self, view: View) -> Tensor | None:
-        """Choose the best tokens of every row, up to the attention budget."""
+        """Choose the best tokens up to the attention budget: bool [rows, slots]; None for all tokens."""
         if self._read is None or fits(view, self._read):
             return None
         return choose_best(self.ranked_scores(view), self._read)

@@ -1,1 +1,1 @@
-"""Merging on eviction: evicted slots merge into the most similar slot that stays, or into its neighbours."""
+"""Merging on eviction: evicted slots merge into the kept slots with the most similar keys, or into the next ones."""

@@ -23,7 +23,9 @@ Statistic = Literal["auto", "cross", "whole", "variance"]
 entropy of all attention; `variance`: D2O's variance of received attention. `auto` is `cross` for images after a
 condition, else `whole`."""
 MIN_PROBABILITY = 1e-12
+"""Minimum probability in an entropy, which keeps its logarithm finite."""
 QUERY_BATCH = 256
+"""Maximum number of queries whose attention is in memory at a time."""
 
 
 def measure_entropy(logits: Tensor) -> Tensor:
@@ -35,8 +37,7 @@ def measure_entropy(logits: Tensor) -> Tensor:
 def compare_columns(columns: Tensor, heads: int) -> Tensor:
     """Return D2O's statistic of a layer, float32 [sequences]: the mean over heads of scaled variances.
 
-    The columns, float32 [sequences, heads, slots], are the attention that each slot received; NaN where there is no
-    slot.
+    Columns are float32 [sequences, heads, slots], the attention that each slot received, NaN in missing slots.
     """
     exists = ~columns.isnan()
     count = exists.sum(-1).clamp(min=1)
@@ -49,7 +50,7 @@ def compare_columns(columns: Tensor, heads: int) -> Tensor:
 
 @dataclass
 class LayerEntropies(LayerStatistics):
-    """Calibrates the entropy of each layer's attention, or D2O's variance, over conditional sequences: [L, K, 1].
+    """Calibration of the entropy of each layer's attention, or D2O's variance, over conditional sequences: [L, K, 1].
 
     `cross` adds the entropies of two attentions without a causal mask, each a mean over queries and heads: from the
     condition's queries to the image's tokens, and from the newest line to the condition (MEDA, arXiv:2502.17599, Eq. 4
@@ -70,13 +71,13 @@ class LayerEntropies(LayerStatistics):
             received = sum_attention(view).masked_fill(view.position < 0, torch.nan)
             return compare_columns(received.unflatten(0, (-1, view.heads)), view.heads)[:, None]
         if self.statistic == "whole" or not self.spec.line:
-            by_row = self._measure_whole(view)
+            entropies = self._measure_whole(view)
         elif view.segment.index == 0:
             self._text[view.layer] = view.queries(torch.arange(view.segment.length))
-            by_row = torch.zeros(len(view.position), device=view.position.device)
+            entropies = torch.zeros(len(view.position), device=view.position.device)
         else:
-            by_row = self._measure_cross(view)
-        return by_row.unflatten(0, (-1, view.heads)).mean(1)[:, None]
+            entropies = self._measure_cross(view)
+        return entropies.unflatten(0, (-1, view.heads)).mean(1)[:, None]
 
     def _measure_whole(self, view: View) -> Tensor:
         """Return the mean entropy of the segment's queries, float32 [rows]."""
@@ -86,10 +87,10 @@ class LayerEntropies(LayerStatistics):
         return total / (view.segment.length - padding)
 
     def _measure_cross(self, view: View) -> Tensor:
-        """Return the mean entropies from text to image and from image to text, added: float32 [rows]."""
+        """Return the sum of the mean entropies from text to image and from image to text, float32 [rows]."""
         line, prompt = view.queries(torch.arange(view.segment.length)), self._text[view.layer]
-        place = torch.arange(prompt.shape[2], device=prompt.device)
-        valid = None if view.padding is None else place >= view.padding[:, None]
+        index = torch.arange(prompt.shape[2], device=prompt.device)
+        valid = None if view.padding is None else index >= view.padding[:, None]
         text = view.segment_ids == 0
         image = (view.position >= 0) & ~text
         return measure_cross_entropy(prompt, line, view.cached_keys(), text, image, valid)
@@ -98,12 +99,17 @@ class LayerEntropies(LayerStatistics):
 def measure_cross_entropy(
     prompt: Tensor, line: Tensor, keys: Tensor, text: Tensor, image: Tensor, valid: Tensor | None = None
 ) -> Tensor:
-    """Return the entropy of attention from text to image plus the one from image to text, float32 [rows], in nats.
+    """Return the entropies of attention from text to image and from image to text, added: float32 [rows], in nats.
 
-    Each is a mean over queries and query heads, without a causal mask. Queries of the text and the image, `prompt` and
-    `line`, are scaled, float32 [rows, query heads per KV head, n, D]; keys are [rows, slots, D]. Slots of the text,
-    slots of the image, and `valid`, the queries of the text that a row has (None for all), are bool [rows, slots] and
-    [rows, n].
+    Each entropy is a mean over queries and query heads, without a causal mask.
+
+    Args:
+        prompt: float32 [rows, query heads per KV head, n, D], scaled queries of the text.
+        line: scaled queries of the image, likewise.
+        keys: [rows, slots, D].
+        text: bool [rows, slots], slots of the text.
+        image: bool [rows, slots], slots of the image.
+        valid: bool [rows, n], queries of the text that a row has; None for all.
     """
     transposed = keys.float().mT[:, None]
     to_image = softmax_seen((prompt @ transposed).masked_fill(~image[:, None, None], -torch.inf))
@@ -116,7 +122,7 @@ def measure_cross_entropy(
 
 
 def clamp_shares(statistics: Floats, share: float) -> Floats:
-    """Return the share of tokens that each layer keeps in released programs, [L] (MEDA Eq. 7, D2O).
+    """Return the share of tokens that each layer keeps in the released code, [L] (MEDA Eq. 7, D2O).
 
     It is the softmax of the layers' statistics, scaled to mean `share` and clamped to 0.01..1 without redistribution.
     """
@@ -136,8 +142,8 @@ class MEDA(LayerShares):
     Differs from the paper in: eviction follows each segment instead of the prompt only. Shares come from other prompts
     or from the previous segment (`LayerShares`) and fill B; the paper clamps shares to 0.01..1 and loses the rest
     (`official_clamp`). The entropy needs text in the cache, the condition of next-token images; next-scale models and
-    texts use the entropy of all attention (`whole`), as does the released program. Only the newest line's queries
-    represent the image. The text prior, which keeps all text, is `sinks=1`; the program's default merges by `pivot` and
+    texts use the entropy of all attention (`whole`), as does the released code. Only the newest line's queries
+    represent the image. The text prior, which keeps all text, is `sinks=1`; the code's default merges by `pivot` and
     widens a window smaller than the text. Query heads that share a KV head use their mean.
 
     `statistic=variance` is D2O's rule instead (arXiv:2406.13035): the softmax of minus the mean over heads of the
@@ -146,7 +152,7 @@ class MEDA(LayerShares):
     Attributes:
         statistic: see `Statistic`.
         temperature: temperature of the softmax over layers.
-        recent: share of the latest tokens; the paper's text has 0.75, its program 0.5.
+        recent: share of the latest tokens; the paper's text has 0.75, its code 0.5.
         how: merging of evicted slots (`merge.How`); `none` drops them.
         official_clamp: clamp shares as the paper does, with a measured peak.
     """
@@ -168,7 +174,7 @@ class MEDA(LayerShares):
 
     @property
     def uses(self) -> Uses:
-        """`Scored.uses`, with other contents of slots if evicted slots are merged."""
+        """`Scored.uses`, with replaced contents of slots if evicted slots are merged."""
         return replace(super().uses, replaces=self.how != "none")
 
     @cached_property
@@ -211,7 +217,7 @@ class MEDA(LayerShares):
         )
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Select the best slots of each row, and merge the rest into them."""
+        """Select each row's best slots, bool [rows, slots], and merge the rest into them."""
         exists = view.position >= 0
         stays = super().select_slots(view, ranked) & exists
         if self.how != "none":

@@ -1,6 +1,6 @@
-"""Merging of slots that leave into the slots that stay with the most similar key, or, as CaM does, into the next ones.
+"""Merging of evicted slots into the kept slots with the most similar keys, or, as CaM does, into the next kept slots.
 
-No slot moves: a target gets new contents, and the contents of slots that leave do not matter.
+Targets get new contents in place; the contents of evicted slots are not used afterwards.
 """
 
 from collections.abc import Iterator
@@ -12,10 +12,11 @@ from torch import Tensor
 from kvbench.methods.shared.select import choose_best
 
 MAX_PAIRS = 2**24
-"""Pairs of slots whose similarities or weights are in memory at a time."""
+"""Maximum number of pairs of slots whose similarities or weights are in memory at a time."""
 SLOT_BATCH = 1024
-"""Slots that are compared with all others at a time."""
+"""Maximum number of slots that are compared with all slots of their row at a time."""
 MIN_NORM = 1e-6
+"""Minimum divisor where a norm could be 0."""
 
 How = Literal["none", "pivot", "average", "weighted", "normalised"]
 """New contents of a slot c into which n slots e of similarity w merge (LOOK-M, arXiv:2406.18139, Eq. 10 to 12).
@@ -25,11 +26,11 @@ How = Literal["none", "pivot", "average", "weighted", "normalised"]
 
 
 class Pairs(NamedTuple):
-    """Slots that leave, and slots that they may merge into.
+    """Evicted slots and their possible merge targets.
 
     Attributes:
-        leaves: bool [rows, slots], slots that leave, in rows that keep at least one slot.
-        target: int64 [rows, slots], the slot that stays with the most similar key; arbitrary outside `leaves`.
+        leaves: bool [rows, slots], evicted slots of the rows that keep at least one slot.
+        target: int64 [rows, slots], the kept slot with the most similar key; arbitrary outside `leaves`.
         similarity: float32 [rows, slots], cosine similarity of the two keys; arbitrary outside `leaves`.
     """
 
@@ -39,9 +40,9 @@ class Pairs(NamedTuple):
 
 
 def pair_slots(keys: Tensor, leaves: Tensor, stays: Tensor) -> Pairs:
-    """Find the slot that stays with the most similar key for each slot that leaves, the earlier one on ties.
+    """Find the kept slot with the most similar key for each evicted slot, the earlier slot on ties.
 
-    Keys are [rows, slots, D], slots that leave and slots that stay bool [rows, slots].
+    Keys are [rows, slots, D]; evicted slots (`leaves`) and kept slots (`stays`) are bool [rows, slots].
     """
     unit = keys.float()
     unit = unit / torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp(min=MIN_NORM)
@@ -104,21 +105,21 @@ def merge_slots(
 
 
 def _take_first(contents: Tensor, leaves: Tensor, merges: Tensor) -> Tensor:
-    """Return the contents of the j-th slot that leaves at the j-th slot that merges, [rows, slots, channels]."""
+    """Return the contents of the j-th evicted slot at the j-th slot that merges, [rows, slots, channels]."""
     order = leaves.int().sort(dim=1, descending=True, stable=True).indices
-    place = (merges.cumsum(1) - 1).clamp(min=0)
-    return contents.gather(1, order.gather(1, place)[..., None].expand_as(contents))
+    rank = (merges.cumsum(1) - 1).clamp(min=0)
+    return contents.gather(1, order.gather(1, rank)[..., None].expand_as(contents))
 
 
 def select_ranks(pairs: Pairs, heads: int, threshold: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Select the slots that merge by their rank among the slots of a row that leave, equally in a sequence's heads.
+    """Select the slots to merge by their rank among a row's evicted slots, equally in a sequence's heads.
 
     Slots of rank i merge if the mean similarity of rank i over the heads of a sequence reaches a threshold, float32
-    [sequences]; None for the mean similarity over all slots of a sequence that leave. Returns bool [rows, slots], and
-    these mean similarities.
+    [sequences]; None for the mean similarity over all evicted slots of a sequence. Returns the slots, bool [rows,
+    slots], and these means, float32 [sequences].
     """
     rank = (pairs.leaves.cumsum(1) - 1).clamp(min=0)
-    unused = pairs.leaves.shape[1]  # rank of slots that do not leave
+    unused = pairs.leaves.shape[1]  # rank of slots that are not evicted
     rank_or_unused = torch.where(pairs.leaves, rank, unused)
     weight = pairs.similarity.masked_fill(~pairs.leaves, 0)
     values = torch.stack((weight, pairs.leaves.float()), -1)
@@ -140,12 +141,11 @@ def restore_lengths(merged: Tensor, keys: Tensor) -> Tensor:
 def merge_values(
     values: Tensor, pairs: Pairs, threshold: float, fraction: float, official_quantile: bool = False
 ) -> Tensor:
-    """Merge the values of slots that leave into their targets, by similarity and norms (kvpress's MergingPress).
+    """Merge the values of evicted slots into their targets: values of all slots, [rows, slots, D] (MergingPress).
 
-    A slot has the weight max(w, 0) |v_e| / (|v_e| + |v_c|), its target 1. Slots of a similarity of at least `threshold`
-    merge, of these a `fraction` of the slots that leave, the most similar first; with `official_quantile` those above
-    the (1 - fraction) quantile of a row, and none where it is undefined. Returns the values of all slots, [rows, slots,
-    D].
+    A slot has the weight max(w, 0) |v_e| / (|v_e| + |v_c|), its target 1. Only slots with a similarity of at least
+    `threshold` merge. Their number is at most a `fraction` of the evicted slots, the most similar first. With
+    `official_quantile` they are the slots from the (1 - fraction) quantile of a row on, none where it is undefined.
     """
     passes = pairs.leaves & (pairs.similarity >= threshold)
     if fraction < 1:
@@ -159,22 +159,22 @@ def merge_values(
 
 
 def _find_most_similar(pairs: Pairs, passes: Tensor, fraction: float, official: bool) -> Tensor:
-    """Return which slots are among the most similar that leave, bool [rows, slots]."""
+    """Return a mask of the most similar evicted slots, bool [rows, slots]."""
     count = pairs.leaves.sum(1, keepdim=True)
     similarity = pairs.similarity.masked_fill(~passes, -torch.inf)
     if not official:
         return choose_best(similarity, (fraction * count.double()).ceil().long()[:, 0])
-    # Slots that do not leave are sorted last.
+    # Slots that are not evicted are sorted last.
     ascending = similarity.masked_fill(~pairs.leaves, torch.inf).sort(1).values
-    place = (1 - fraction) * (count.double() - 1).clamp(min=0)
-    low, high = (ascending.gather(1, end.long()) for end in (place.floor(), place.ceil()))
-    quantile = low + (high - low) * (place - place.floor()).float()
+    index = (1 - fraction) * (count.double() - 1).clamp(min=0)
+    low, high = (ascending.gather(1, end.long()) for end in (index.floor(), index.ceil()))
+    quantile = low + (high - low) * (index - index.floor()).float()
     return similarity >= quantile  # False if the quantile is NaN
 
 
 def find_windows(stays: Tensor, size: int, rows: slice, slots: slice) -> Tensor:
-    """Return the next `size` slots that stay after each of some slots, bool [some rows, some slots, slots]."""
-    number = stays[rows].cumsum(1)  # number of staying slots up to each slot
+    """Return the next `size` kept slots after each of some slots, bool [some rows, some slots, slots]."""
+    number = stays[rows].cumsum(1)  # number of kept slots up to each slot
     ahead = number[:, None] - number[:, slots, None]
     return stays[rows, None] & (ahead > 0) & (ahead <= size)
 
@@ -183,8 +183,8 @@ def measure_probabilities(attention: Tensor, merges: Tensor, stays: Tensor, size
     """Return the probability that each slot is merged, float32 [rows, slots]; 0 where it does not merge.
 
     It is the slot's attention, float32 [rows, slots], divided by the mean attention of its window, at most 1. If this
-    mean is 0 or the window is empty, it is 1, or 0 for a slot without attention. Slots that leave and may be merged,
-    and slots that stay, are bool [rows, slots]; a window has `size` slots.
+    mean is 0 or the window is empty, it is 1, or 0 for a slot without attention. Evicted slots that may be merged, and
+    kept slots, are bool [rows, slots]. A window has `size` kept slots.
     """
     mean = torch.zeros_like(attention)
     for rows, slots in split_pairs(merges):
@@ -206,9 +206,9 @@ def add_values(
 ) -> Tensor:
     """Add evicted values to the values of their windows in equal parts: [rows, slots, D] in the dtype of `values`.
 
-    The weight of each slot that is merged is float32 [rows, slots]; slots that stay are bool [rows, slots], `size` of
-    them in a window. A part is divided by the number of slots in the window, or by `divisor`; `normalise` divides each
-    value by 1 plus the added weights.
+    Weights of merged slots are float32 [rows, slots]; kept slots are bool [rows, slots], `size` of them in a window. A
+    value is divided by the number of slots in its window, or by `divisor`. `normalise` divides each sum by 1 plus the
+    added weights.
     """
     payload = torch.cat((values.float(), torch.ones_like(values[..., :1], dtype=torch.float32)), -1)
     added = torch.zeros_like(payload)

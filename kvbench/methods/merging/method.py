@@ -42,14 +42,14 @@ class Merger(Wrapper):
         return replace(self.base.uses, replaces=True)
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
-        """Replace the contents of the slots that stay.
+        """Replace the contents of kept slots.
 
-        Slots that stay and slots that leave are bool [rows, slots]; `ranked` [rows, slots] is the base's ranking.
+        Kept slots (`stays`) and evicted slots (`leaves`) are bool [rows, slots], the base's ranking is [rows, slots].
         """
         raise NotImplementedError
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Select the base's slots, and merge the rest into them."""
+        """Select the base's slots, bool [rows, slots], and merge the rest into them."""
         exists = view.position >= 0
         stays = super().select_slots(view, ranked) & exists
         self.merge(view, stays, exists & ~stays, ranked)
@@ -60,7 +60,7 @@ class Merger(Wrapper):
 class LookM(Merger):
     """Merge keys and values of evicted slots into the slots of most similar keys (LOOK-M, arXiv:2406.18139).
 
-    The base, H2O in the paper, decides which slots stay. Each evicted slot merges into the kept slot, including windows
+    The base, H2O in the paper, selects the kept slots. Each evicted slot merges into the kept slot, including windows
     and sinks, whose key has the largest cosine similarity. Merged slots can be evicted and merge again.
 
     Differs from the paper in: merging follows each segment instead of the prompt only. The paper's text prior, which
@@ -72,7 +72,7 @@ class LookM(Merger):
     (`keys=keep`, `renormalise` and `similarity=unrotated` are kvbench's options).
 
     Attributes:
-        how: `pivot` averages each token with its target first, `average` and `weighted` are the paper's other two,
+        how: `pivot` averages each token with its target first, `average` and `weighted` are the paper's other rules,
             `normalised` is KVCache-Factory's; `none` merges nothing (`merge.How`).
         keys: `merge` keys like values, or `keep` the targets' keys.
         similarity: compare keys as stored, `rotated`, or `unrotated`.
@@ -93,7 +93,7 @@ class LookM(Merger):
 
     @property
     def uses(self) -> Uses:
-        """The base's uses, with other contents of slots unless `how` is `none`."""
+        """The base's uses, with replaced contents of slots unless `how` is `none`."""
         return replace(self.base.uses, replaces=self.how != "none")
 
     @property
@@ -102,7 +102,7 @@ class LookM(Merger):
         return super().heads_independent and self.filter == "none"
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
-        """Merge keys and values into the most similar slot."""
+        """Merge keys and values into the most similar kept slot."""
         if self.how == "none":
             return
         keys = view.cached_keys()
@@ -161,7 +161,7 @@ class D2O(LookM):
         return super().ranked_if_full(view)
 
     def select_merges(self, view: View, pairs: Pairs) -> Tensor:
-        """Update the thresholds, and select the slots that reach them."""
+        """Update the thresholds, and select the slots that reach them, bool [rows, slots]."""
         merges, mean = select_ranks(pairs, view.heads)
         known = self._thresholds.get(view.layer, torch.full_like(mean, torch.nan))
         moved = torch.where(known.isnan(), mean, self.alpha * known + self.beta * mean)
@@ -196,7 +196,7 @@ class MergingPress(Merger):
     limits = set_limits(threshold=Limit(-1, 1, "is a cosine and must lie in -1..1"), fraction=SHARE)
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
-        """Merge evicted values into the slot with the most similar key."""
+        """Merge evicted values into the kept slot with the most similar key."""
         keys, rule = view.cached_keys(), (self.threshold, self.fraction, self.official_quantile)
         values = merge_values(view.cached_values(), pair_slots(keys, leaves, stays), *rule)
         view.replace(keys, values)
@@ -204,11 +204,11 @@ class MergingPress(Merger):
 
 @dataclass
 class CaM(Merger):
-    """Add evicted values at random to the values of the next slots that stay (CaM, ICML 2024; kvpress's CAMPress).
+    """Add evicted values at random to the values of the next kept slots (CaM, ICML 2024; kvpress's CAMPress).
 
     The probability that an evicted slot merges is its accumulated attention divided by the mean attention of its
-    targets, at most 1. The targets are the next `merge_budget` slots that stay; each gets an equal part of the value.
-    Keys do not change. Only the best evicted slots can merge, as many as the segment has tokens; others are dropped.
+    targets, at most 1. The targets are the next `merge_budget` kept slots; each gets an equal part of the value. Keys
+    do not change. Only the best evicted slots can merge, as many as the segment has tokens; other slots are dropped.
 
     Differs from the program in: eviction happens once per segment; heads keep the base's tokens, the same in all heads
     only with a base like `tova`; draws depend only on the prompt, the layer and the segment. Attention of a prompt's
@@ -241,15 +241,15 @@ class CaM(Merger):
 
     @property
     def uses(self) -> Uses:
-        """The base's uses, with other contents of slots and a state of accumulated attention."""
+        """The base's uses, with replaced contents of slots and a state of accumulated attention."""
         return replace(super().uses, state=1)
 
     def __post_init__(self) -> None:
-        """Refuse a base that keeps a number per slot, because cam uses the state itself (ConfigError)."""
+        """Refuse a base that has a state, because cam has a state of its own (ConfigError)."""
         super().__post_init__()
         if self.base.uses.state:
             raise ConfigError(
-                f"method.base: {type(self.base).__name__} keeps a number per slot, and so does cam; choose another "
+                f"method.base: {type(self.base).__name__} keeps values per slot, and so does cam; choose another "
                 "base, without method.base.refresh and method.base.ema"
             )
 
@@ -263,13 +263,13 @@ class CaM(Merger):
         return super().ranked_if_full(view)
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
-        """Draw the slots that merge, and add their values."""
+        """Draw the evicted slots that merge, and add their values."""
         leaving = ranked.masked_fill(~leaves, -torch.inf)
         merges = leaves & choose_best(leaving.flip(1), view.segment.length).flip(1)
         weight = measure_probabilities(view.state, merges, stays, self.merge_budget)
         if self.sample == "bernoulli":
-            numbers = draw_by_row(self.seed, view, self.spec, view.segment.end)
+            draws = draw_by_row(self.seed, view, self.spec, view.segment.end)
             token = (view.position - find_begin(view)).clamp(min=0)
-            weight = (numbers.gather(1, token) < weight).float()
+            weight = (draws.gather(1, token) < weight).float()
         values = add_values(view.cached_values(), weight, stays, self.merge_budget, normalise=self.normalise)
         view.replace(view.cached_keys(), values)

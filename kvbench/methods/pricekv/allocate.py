@@ -22,7 +22,7 @@ Weights = Literal["inverse_tokens", "uniform", "tokens"]
 def build_problem(
     error: Tensor, spec: ModelSpec, budget: Budget, sources: Sources, *, weights: Weights, forced: int
 ) -> Problem:
-    """Build the problem of calibrated errors and a budget, with one precision and capacity in tokens.
+    """Return the problem of calibrated errors and a budget, with one precision and capacity in tokens.
 
     `error` is float64 [L, H, sets] from `errors.SubsetError`; the weight of a target of t tokens is 1/t, 1 or t.
     """

@@ -25,7 +25,7 @@ from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 MAX_SOURCES = 15
-"""Largest number of sources of a segment; the calibration has an error for each of their 2^n sets."""
+"""Maximum number n of sources of a segment; the calibration has an error for each of their 2^n sets."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class PriceKVBlocks(Method):
 
     A method of this project. A block is the tokens of one source scale (or of the prompt, or of a row of an image) in
     one head, and is kept or dropped as a whole. One calibration on full caches measures, for every head and every set
-    of past blocks, the distance of attention's output from the full one, through the output projection
+    of past blocks, the distance of attention's output from the full output, through the output projection
     (`errors.SubsetError`). Attention mass is only a proxy for this error: a large block may receive much attention but
     contain nothing that the current block does not contain.
 
@@ -62,8 +62,8 @@ class PriceKVBlocks(Method):
         weights: weight of the error at a scale of t tokens: `inverse_tokens` 1/t, `uniform` 1, or `tokens` t.
         queries: number of evenly spaced queries of each segment in the calibration.
         recent: number of newest segments of a next-token model that a head can choose from, in addition to the first;
-            older ones stay only in free capacity. All scales can be chosen.
-        menu: numbers of bits that a block may be stored in, of 16, 8, 4, 3 and 2; null: the run's cache dtype.
+            older segments are kept only in free capacity. All scales can be chosen.
+        menu: bits per value in which a block may be stored, of 16, 8, 4, 3 and 2; null: the run's cache dtype.
         share: whether the menu also has each precision stored once for both branches.
     """
 
@@ -119,7 +119,9 @@ class PriceKVBlocks(Method):
                 f"method.leading={self.leading}: with method.menu a block is kept whole; set it to 0"
             )
         if self.share and not (spec.branches == 2 and spec.equal_branches):
-            raise ValueError(f"method.share=true: {spec.name} has no second branch with the same positions")
+            raise ValueError(
+                f"method.share=true: {spec.name} has no second branch with the same positions; set method.share=false"
+            )
         if budget.bytes is None:
             raise ValueError(f"method.menu={menu}: precisions differ in bytes; set budget_unit=bytes")
         bits = Fraction(count_bits(self.offered[-1], spec.branches), spec.branches)
@@ -149,7 +151,7 @@ class PriceKVBlocks(Method):
         return [self.offered[index] for index in self.solution.precision[of_layer, segment.index].tolist()]
 
     def keep(self, view: View) -> Tensor:
-        """Keep the first tokens, and the blocks that the next segment reads."""
+        """Keep the first tokens, and the blocks that the next segment reads: bool [rows, slots]."""
         until = self._until[view.layer].to(view.segment_ids.device)
         needed = until.gather(1, view.segment_ids.clamp(min=0)) > view.segment.index
         return needed | find_leading(view, self.leading)

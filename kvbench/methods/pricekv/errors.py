@@ -21,10 +21,10 @@ Slots = tuple[slice, Tensor | None]
 
 @dataclass
 class SubsetError(Observer):
-    """Calibrates each head's attention error for every subset of past blocks that it may store.
+    """Calibration of each head's attention error for every subset of past blocks that it may store.
 
-    The tensor `error` is float64 [L, H, sets]: for each segment but the first, in order, the error of its queries for
-    every set of its sources (`problem.list_sources`) if the head stores no other past. It is a mean over prompts,
+    The tensor `error` is float64 [L, H, sets]: for each segment except the first, in order, the error of its queries
+    for every set of its sources (`problem.list_sources`) if the head stores no other past. It is a mean over prompts,
     branches and queries, and a sum over the query heads of a KV head. It is exact for a head on its own: neither
     leave-one-out nor additive.
 
@@ -96,7 +96,7 @@ class SubsetError(Observer):
 
 
 class PartialAttention(NamedTuple):
-    """Attention of a few queries to each part on its own: other past segments, each of n sources, the current segment.
+    """Attention of a few queries to each part alone: past segments that are not sources, n sources, current segment.
 
     Attributes:
         sources: sources of the current segment.
@@ -139,7 +139,7 @@ def sum_subsets(values: Tensor) -> Tensor:
 
 
 def measure_output_errors(masses: Tensor, outputs: Tensor, metric: Tensor | None) -> Tensor:
-    """Return the squared distance of attention's output from the full one for each set of stored sources: [..., 2^n].
+    """Return the squared distance of attention's output from the full output for each set of sources: [..., 2^n].
 
     With the set S and the current segment c, attention gives o_S. Then o_S - o is the sum over c and S of d_i = p_i
     (o_i - o), for a part of mass p_i and output o_i, divided by the mass of c and S. Its squared length follows from

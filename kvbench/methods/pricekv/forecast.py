@@ -17,19 +17,19 @@ from kvbench.methods.shared.utility import attend_evenly, find_metric, square_le
 from kvbench.methods.shared.view import View
 
 EPSILON = 1e-5
-"""Number added to attention and forecasts before the logarithm."""
+"""Added to attention and forecasts before the logarithm."""
 
 TIE_WEIGHT = 1e-9
-"""Weight of a position's own forecast where the best of a block replaces it; only breaks ties."""
+"""Weight of a position's own forecast where the best forecast of a block replaces it; only breaks ties."""
 Condition = Literal["tokens", "block"]
 
 
 @dataclass
 class PositionImportance(Observer):
-    """Calibrates the importance of positions to later segments.
+    """Calibration of the importance of positions to later segments.
 
-    The tensor `importance` is float64 [branches, L, H, n]: for each segment but the first, in order, the importance of
-    every earlier position to it (n = c_0 + ... + c_{K-2}). It is a power mean over prompts, E[x^p]^(1/p). The tensor
+    The tensor `importance` is float64 [branches, L, H, n]: for each segment except the first, in order, the importance
+    of every earlier position to it (n = c_0 + ... + c_{K-2}). It is a power mean over prompts, E[x^p]^(1/p). The tensor
     `received`, of the same shape, is the mean attention that each position up to the end of a segment receives from it.
 
     Attributes:
@@ -113,13 +113,13 @@ class Forecast(Scored):
         decay: discount of importance per segment.
         surprise: weight of the log of a slot's attention relative to its mean over prompts; None for 0.3 in next-scale
             models and 0.15 in next-token models.
-        memory: weight of the surprise at a segment relative to the next one; None for 1 in next-scale models and 0 in
-            next-token models.
+        memory: weight of the surprise at a segment relative to the next segment; None for 1 in next-scale models and 0
+            in next-token models.
         contrast: weight of a value's distance from the mean of its row (`measure_contrast`); None for 0 in next-scale
             models and 1 in next-token models.
         queries: number of evenly spaced queries of each segment in the calibration.
         condition: heads keep `tokens` of the condition, or nearly all or none of the `block`, all of whose positions
-            then have the forecast of the best one.
+            then have the forecast of the best position.
         power: exponent of the mean of importance over prompts, see `PositionImportance`.
         calibration_prompts: default of `calibrate.count`.
     """
@@ -185,12 +185,12 @@ class Forecast(Scored):
         return scores + self._contrast * measure_contrast(view) if self._contrast else scores
 
     def _of_slots(self, tables: list[Tensor], view: View) -> Tensor:
-        """Return the values of slots [rows, slots] from tables of positions [branches, L, H, c_k], one a segment."""
+        """Return the values of slots [rows, slots] from tables of positions [branches, L, H, c_k], one per segment."""
         of_branches = tables[view.segment.index][:, view.layer].to(view.position.device)
         if (prompts := view.sequences // len(of_branches)) > 1:
             of_branches = of_branches.repeat_interleave(prompts, 0)
-        places = view.position if view.exists is None else view.position.clamp(min=0)
-        return of_branches.flatten(0, 1).gather(1, places)
+        positions = view.position if view.exists is None else view.position.clamp(min=0)
+        return of_branches.flatten(0, 1).gather(1, positions)
 
     def _rate(self, tensors: dict[str, Tensor], spec: ModelSpec) -> tuple[list[Tensor], list[Tensor]]:
         """Return log F_k and log A_k of each position after each cached segment, float32 [branches, L, H, c_k]."""
@@ -206,10 +206,10 @@ class Forecast(Scored):
 
 
 def measure_contrast(view: View) -> Tensor:
-    """Return the log of each value's distance from the mean value of its row, relative to the mean of all distances.
+    """Return the log of each value's distance from the row's mean value, relative to the mean of all distances.
 
-    Distances are through the output projection, and the result is float32 [rows, slots]. Among many similar values, one
-    can replace the others.
+    Distances are through the output projection. The result is float32 [rows, slots]. Among many similar values, one
+    can replace the other values.
     """
     exists, values = (view.position >= 0).float()[..., None], view.cached_values().float()
     difference = (values - (values * exists).sum(1, keepdim=True) / exists.sum(1, keepdim=True)) * exists

@@ -25,9 +25,9 @@ def allocate_calibrated(
     """Return the capacity of each head after each cached segment, int64 [K - 1, L, H] (`capacities.allocate_anew`).
 
     The cost of a capacity at segment k is G_k = e_k + decay x G_{k+1}, the discounted error at k and all later
-    segments, interpolated linearly between the capacities at which it was measured, in rising order. The error e is
-    float64 [L, H, K - 1, capacities], for each segment but the first, or [L, H, 1, capacities] for all. A head that has
-    seen as many tokens as its floor, of all heads or of each, holds at least these; floors are at most B in sum.
+    segments. It is interpolated linearly between the capacities `measured`, in rising order. The error e is float64
+    [L, H, K - 1, capacities], for each segment except the first, or [L, H, 1, capacities] for all segments. Once a head
+    has seen `floor` tokens, an int or int64 [T], it holds at least these; the sum of floors is at most B.
     """
     costs = error.expand(-1, -1, len(spec.segments) - 1, -1).flatten(0, 1).transpose(0, 1).numpy().copy()
     for k in range(len(costs) - 2, -1, -1):
@@ -45,7 +45,7 @@ def choose_floor(spec: ModelSpec, budget: Budget) -> int:
 
     Calibrated errors are means, and a capacity that is enough on average is too small for some images. In next-token
     image models heads therefore hold at least the condition and one row, or 3/5 of B / T if that is larger. In texts,
-    whose prompt may exceed B / T, 16 tokens are enough for heads that attend to the newest tokens only.
+    whose prompt may exceed B / T, `DEFAULT_WINDOW` is enough for heads that attend to the newest tokens only.
     """
     if spec.family == "next-scale":
         return 1
@@ -55,10 +55,10 @@ def choose_floor(spec: ModelSpec, budget: Budget) -> int:
 
 
 def raise_floors(floor: int, retrieval: Tensor | None, share: float, spec: ModelSpec, budget: Budget) -> Ints:
-    """Return the minimum capacity of each head, int64 [L x H]: the whole text in heads that retrieve most.
+    """Return the minimum capacity of each head, int64 [L x H]: the whole text in heads of highest retrieval score.
 
-    The share `share` of B is for whole texts; other heads keep the minimum `floor`, at most B / T. How much each head
-    retrieves is float64 [L, H]; None leaves all heads their minimum.
+    The share `share` of B is for whole texts; other heads keep the minimum `floor`, at most B / T. Retrieval scores are
+    float64 [L, H]; with None all heads have the minimum `floor`.
     """
     floors = np.full(spec.all_heads, floor)
     if retrieval is None:
@@ -74,10 +74,14 @@ def allocate_by_gain(costs: Floats, capacities: Ints, limits: Ints, total: int, 
     """Allocate tokens to heads in the order of error saved per token; returns int64 [T] with sum `total`.
 
     Increments are the edges of each head's lower convex hull, so that gains per token never rise with the capacity; the
-    last increment may be partial. Capacity without positive gain goes to the heads furthest below their limit. The
-    error at each of the capacities (int64, in rising order) is `costs`, float64 [T, capacities], and never rises. A
-    head gets at least the floor, of all heads or of each, and at most its limit, int64 [T]; limits sum to more than
-    `total`.
+    last increment may be partial. Capacity without positive gain goes to the heads furthest below their limit.
+
+    Args:
+        costs: float64 [T, capacities], error of each head at each capacity, which never rises.
+        capacities: int64 [capacities], in rising order.
+        limits: int64 [T], maximum tokens of each head; their sum exceeds `total`.
+        total: tokens of all heads.
+        floor: minimum tokens of a head, an int or int64 [T], lowered to its limit.
     """
     amounts = np.minimum(floor, limits)
     increments = []

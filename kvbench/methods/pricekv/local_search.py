@@ -14,17 +14,17 @@ from kvbench.methods.shared.capacities import Floats, Ints
 
 MAX_INT = np.iinfo(np.int64).max
 MAX_TRIALS = 30_000
-"""Largest number of exchanges tried, times heads and precisions. Small models, whose blocks are large compared to the
+"""Maximum product of tried exchanges, heads and precisions. Small models, whose blocks are large compared to the
 capacity, run out of promising exchanges earlier; large models have little to gain."""
 
 BlockChange = tuple[int, int, int, int]
-"""Change of an allocation: head, source, new lifetime and new precision."""
+"""Head, source, new lifetime and new precision of a changed block."""
 
 
 def shorten(problem: Problem, allocation: Allocation, fixed: Bools | None = None) -> Allocation:
     """Shorten lifetimes and lower precisions until the allocation is feasible.
 
-    Greedy: take the change with the least added error per freed unit and step, counting only steps and units over
+    Greedy: take the change with the smallest added error per freed unit and step, counting only steps and units over
     capacity. Blocks in `fixed`, bool [T, K - 1], do not change.
 
     Raises:
@@ -42,7 +42,7 @@ def shorten(problem: Problem, allocation: Allocation, fixed: Bools | None = None
             raise ValueError("the forced sources alone exceed the capacity")
         for change in _find_best_changes(ratio):
             decrease = -_measure_increase(problem, allocation, change)
-            # Earlier changes reduced the excess: skip a change that frees less than half of what it was rated by.
+            # Earlier changes reduced the excess: skip a change that frees less than half of its rated memory.
             if 2 * np.minimum(excess.clip(0), decrease).sum() >= freed[change]:
                 _apply(allocation, change)
                 excess -= decrease
@@ -119,7 +119,7 @@ def _apply(allocation: Allocation, change: BlockChange) -> None:
 
 
 def _exchange_block(problem: Problem, allocation: Allocation, change: BlockChange) -> Allocation | None:
-    """Apply a change, shorten other blocks until it fits, then lengthen; None if the others cannot free enough."""
+    """Apply a change, shorten other blocks until it fits, then lengthen; None if these cannot free enough."""
     candidate, fixed = allocation.copy(), np.zeros(allocation.until.shape, bool)
     _apply(candidate, change)
     fixed[change[:2]] = True
@@ -145,7 +145,7 @@ def _list_promising(
 
 
 def _find_best_changes(ratio: Floats) -> list[BlockChange]:
-    """Return the change of least ratio of each head, in rising order; heads without a finite ratio have none.
+    """Return each head's change of smallest ratio, in rising order; heads without a finite ratio are left out.
 
     If any ratio is negative, changes of ratio 0 are left out.
     """
@@ -178,7 +178,7 @@ def _measure_growth(problem: Problem, allocation: Allocation) -> Ints:
 
 
 def _measure_freed(problem: Problem, allocation: Allocation, excess: Ints) -> Ints:
-    """Return the memory over capacity that each change frees, summed over steps, int64 [T, K - 1, K, F].
+    """Return the excess memory that each change frees, summed over steps, int64 [T, K - 1, K, F].
 
     `excess` is the memory over capacity at each step, int64 [K (L + 1)]. The result is 0 for changes that free nothing,
     lengthen a lifetime or raise a precision.

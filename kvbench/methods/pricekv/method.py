@@ -24,20 +24,20 @@ from kvbench.methods.shared.utility import attend_evenly, find_metric, measure_l
 from kvbench.methods.shared.view import View
 
 DISTANT = 128
-"""Tokens between a query and the nearest token that it can retrieve."""
+"""Minimum distance, in tokens, of a token that a query retrieves; chosen by kvbench."""
 CONTRAST = 4
-"""Factor on the mean attention of a segment's queries to a token, above which attention counts as retrieval."""
+"""Factor on a segment's mean attention to a token above which attention counts as retrieval; chosen by kvbench."""
 
 
 @dataclass
 class ScoreErrors(FullScores):
-    """Calibrates the error of heads that hold only the tokens that another method scores highest.
+    """Calibration of the error of heads that hold only the tokens that another method scores highest.
 
     The tensor `error` is float64 [L, H, segments, capacities]: the squared error of attention's output at each segment
-    but the first if a head keeps, after every segment, the tokens of highest score among those it still has, up to a
-    capacity (`full_scores.list_capacities`). It is a sum over the query heads of a KV head, and a power mean over
-    prompts, branches and queries, E[x^p]^(1/p) with p = `error_power`. Texts have one curve for all segments, since
-    they may end at any length. Scores are computed on the full cache, with the same capacity for all heads.
+    except the first if a head keeps, after every segment, the best-scored of its remaining tokens up to a capacity
+    (`full_scores.list_capacities`). It is a sum over the query heads of a KV head, and a power mean over prompts,
+    branches and queries, E[x^p]^(1/p) with p = `error_power`. Texts have one curve for all segments, since they may end
+    at any length. Scores are computed on the full cache, with the same capacity for all heads.
 
     The tensor `retrieval` is float64 [L, H], `measure_retrieval` summed over segments.
 
@@ -173,18 +173,18 @@ class PriceKV(CalibratedCapacities):
 def measure_errors(view: View, masks: Sequence[Tensor], attention: Tensor, power: float) -> Tensor:
     """Return the squared error of attention's output if heads hold only a part of the past: float64 [H, capacities].
 
-    Attention of some queries (`utility.attend_evenly`) to the full cache, after any segment but the first, is masked
-    and renormalised; the segment's own tokens are always included. The past positions that are held at each capacity
-    are bool [rows, c_(k-1)]. The error is summed over the query heads of a KV head, raised to a power and averaged over
-    queries. The result is on the CPU, sums over sequences.
+    Attention of some queries (`utility.attend_evenly`) to the full cache, after any segment except the first, is masked
+    and renormalised; the segment's own tokens are always included. `masks`, bool [rows, c_(k-1)], mark the past
+    positions that are held at each capacity. The error is summed over the query heads of a KV head, raised to the power
+    `power` and averaged over queries. The result is summed over sequences, and on the CPU.
     """
     values = view.cached_values()[:, None].float()
     outputs = attention @ values
     metric, current = find_metric(view), view.position >= view.segment.start
-    place = view.position.clamp(0, view.segment.start - 1)
+    past = view.position.clamp(0, view.segment.start - 1)
     errors = []
     for mask in masks:
-        masked = attention * (mask.gather(1, place) | current)[:, None, None]
+        masked = attention * (mask.gather(1, past) | current)[:, None, None]
         total = masked.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         difference = (masked @ values) / total - outputs
         of_heads = square_lengths(difference, metric).sum(1).clamp(min=0).double().pow(power)
@@ -193,9 +193,9 @@ def measure_errors(view: View, masks: Sequence[Tensor], attention: Tensor, power
 
 
 def keep_best(scores: Tensor, mask: Tensor | None, capacity: int | Tensor) -> Tensor:
-    """Return the mask of the best positions after a segment, among the stored ones and the segment's own.
+    """Return the mask of the best positions after a segment, among the stored positions and the segment's own.
 
-    Scores and result are [rows, c_k]; the mask before the segment is [rows, c_(k-1)], None before the first one.
+    Scores and result are [rows, c_k]; the mask before the segment is [rows, c_(k-1)], None before the first segment.
     """
     candidates = torch.ones_like(scores, dtype=torch.bool)
     if mask is not None:

@@ -20,7 +20,7 @@ LOSSLESS = Precision(16)
 
 @dataclass
 class PrecisionError(SubsetError):
-    """Calibrates the error for each set of past blocks, and the error that each precision of a block adds.
+    """Calibration of the error for each set of past blocks, and of the error that each precision of a block adds.
 
     The tensor `noise` is float64 [L, H, K - 1, F, K]: the squared error at target k if source i alone is stored in
     precision f; 0 if i is not a source of k. Noises of different blocks are nearly uncorrelated, so their squares add
@@ -40,7 +40,7 @@ class PrecisionError(SubsetError):
         return Uses(codebooks=True)
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return [L, H, sets] of `error` and [L, H, K - 1, F, K] of `noise`."""
+        """Return the shapes of `error`, [L, H, sets], and `noise`, [L, H, K - 1, F, K]."""
         count = len(spec.segments)
         noise = (spec.layers, spec.heads, count - 1, len(self.menu), count)
         return super().tensor_shapes(spec) | {"noise": noise}
@@ -64,7 +64,7 @@ class PrecisionError(SubsetError):
     def _decode_sources(
         self, view: View, past: tuple[Tensor, Tensor], sources: Sequence[int], bits: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the concatenated keys and values of the sources as decoded."""
+        """Return the decoded keys and values of the sources, concatenated, [rows, tokens, D]."""
         decoded = []
         for source in sources:
             segment = self.spec.segments[source]
@@ -84,7 +84,7 @@ def measure_noise(attention: PartialAttention, log_masses: Tensor, outputs: Tens
 
     With masses p_i and outputs o_i of the parts, o = sum p_i o_i. If source i has mass p and output r instead, the
     output is (o - p_i o_i + p r) / (1 - p_i + p), and its change is (p (r - o) - p_i (o_i - o)) / (1 - p_i + p).
-    `log_masses` [..., n] and `outputs` [..., n, D] are float32, of each decoded source.
+    `log_masses` [..., n] and `outputs` [..., n, D] of the decoded sources are float32.
     """
     total = attention.log_masses.double().logsumexp(-1, keepdim=True)
     masses = (attention.log_masses - total).exp()
@@ -97,11 +97,11 @@ def measure_noise(attention: PartialAttention, log_masses: Tensor, outputs: Tens
 
 
 def list_precisions(menu: Sequence[int], *, shared: bool) -> tuple[Precision, ...]:
-    """Return the precisions of a menu of bits, largest first; with `shared`, also stored once for both branches."""
+    """Return the precisions of a menu of bits, largest first; `shared` adds each stored once for both branches."""
     precisions = [Precision(bits, is_shared) for bits in menu for is_shared in (False, True)[: 1 + shared]]
     return tuple(sorted(precisions, key=lambda precision: (-count_bits(precision, 2), precision.shared)))
 
 
 def count_bits(precision: Precision, branches: int) -> int:
-    """Return the bits of a number, summed over all branches of a prompt."""
+    """Return the bits per value, summed over all branches of a prompt."""
     return precision.bits * (1 if precision.shared else branches)

@@ -14,8 +14,9 @@ from kvbench.methods.pricekv.problem import (
 from kvbench.methods.shared.capacities import Floats, Ints
 
 ITERATIONS = 160
+"""Updates of the prices, chosen by kvbench; `local_search` repairs what remains."""
 STEP_SIZE = 0.3
-"""Largest change of a log price in the first iteration; iteration i uses 1 / (1 + i / 40) of it."""
+"""Maximum change of a log price in the first iteration; iteration i uses 1 / (1 + i / 40) of it."""
 
 
 def find_prices(problem: Problem) -> Floats:
@@ -38,10 +39,10 @@ def find_prices(problem: Problem) -> Floats:
 
 
 def minimize_lagrangian(problem: Problem, prices: Floats) -> Allocation:
-    """Minimise each head's error, noise and memory at prices [K (L + 1)], by exact dynamic programming over sets.
+    """Minimise each head's error, noise and cost of memory at prices [K (L + 1)], exactly, by dynamic programming.
 
-    Noises add up, so a source of a given lifetime has one best precision, independent of the other sources. It is found
-    first; the cost of one more target, with the precision chosen anew, is then added up over sets.
+    Noises add up, so a source of a given lifetime has one best precision, independent of the other sources, which is
+    found first. The cost of one more target, with the precision chosen anew, is then added up over sets of sources.
     """
     cumulative = np.concatenate(([0.0], prices.cumsum()))[problem.end_steps]
     unit_costs = np.diff(cumulative, axis=0, prepend=cumulative[:1])[:, problem.layer]
@@ -73,7 +74,7 @@ def _choose_precisions(problem: Problem, unit_costs: Floats) -> tuple[list[Float
 
 
 def _choose_nested(costs: list[Floats], sources: Sources) -> Ints:
-    """Find the best nested sets: each target's set is a subset of the previous one plus the newest source."""
+    """Return lifetimes of the best nested sets: each set is a subset of the previous set plus the newest source."""
     last = len(costs) - 1
     remaining = [_map_sets(now, then) for now, then in pairwise(sources)]
     for k in range(last - 1, 0, -1):
@@ -99,7 +100,7 @@ def _map_sets(now: tuple[int, ...], then: tuple[int, ...]) -> Ints:
 
 
 def _find_cheapest_subset(values: Floats) -> Floats:
-    """Return the smallest value among the subsets of each set, [2^n, T]; `values` is overwritten."""
+    """Return the minimum value among the subsets of each set, [2^n, T]; `values` is overwritten."""
     sets, heads = values.shape
     for bit in range(sets.bit_length() - 1):
         pairs = values.reshape(-1, 2, 1 << bit, heads)

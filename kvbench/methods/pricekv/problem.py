@@ -1,7 +1,7 @@
 """The allocation problem of PriceKV: errors, memory use and capacity over time.
 
 While target segment k runs, a head attends to the sources (earlier segments) that it stores. It stores source
-i from target i + 1 on and never gets it back once it is dropped. A head's allocation is two numbers per source: the
+i from target i + 1 on and never gets it back once it is dropped. A head's allocation has two values per source: the
 lifetime, which is the last target that has the source (i: never stored), and the precision, which does not change.
 Step k (L + 1) + c is the state of the cache when segment k has passed c of the L layers. Capacity is in tokens if there
 is one precision and in bytes otherwise.
@@ -105,9 +105,9 @@ def make_zero_noise(segments: int, heads: int) -> Floats:
 
 
 def list_sources(spec: ModelSpec, recent: int) -> Sources:
-    """Return the sources of each segment: all earlier ones; for next-token models the first and the newest ones.
+    """Return the sources of each segment: all earlier segments, or the first and the `recent` newest earlier segments.
 
-    These models have too many rows for sets of all of them; `recent` is the number of newest ones.
+    The latter is for next-token models, which have too many segments for sets of all of them.
     """
     count = len(spec.segments)
     recent = count if spec.family == "next-scale" else recent
@@ -146,7 +146,7 @@ def measure_usage(problem: Problem, allocation: Allocation) -> Ints:
 
 
 def sum_error(problem: Problem, allocation: Allocation) -> float:
-    """Sum errors and noise over all targets and heads."""
+    """Return the sum of errors and noise over all targets and heads."""
     sets, heads = find_sets(problem, allocation.until), np.arange(problem.heads)
     errors = sum(of_sets[sets[k], heads].sum() for k, of_sets in enumerate(problem.errors))
     sources = np.arange(problem.segments - 1)
