@@ -60,6 +60,7 @@ class Answers(Evaluator):
 class AnswerChange(Answers):
     """Mean difference to the reference run: correct answers gained minus lost, by problem."""
 
+    revision: ClassVar[int] = 2  # since 2, Agresti and Min's variance for any change
     needs_reference: ClassVar[bool] = True
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
