@@ -27,7 +27,7 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class AttentionSpread(LayerStatistics):
-    """Calibrates the entropy and the variance of a window's attention to earlier slots, [L, K, 2].
+    """Calibration of the entropy and the variance of a window's attention to earlier slots, [L, K, 2].
 
     Both are summed over heads and slots of conditional rows, and the entropy over queries too (CAKE, arXiv:2503.12491).
 
@@ -75,9 +75,9 @@ def measure_moments(attention: Tensor, valid: Tensor | None) -> tuple[Tensor, Te
 
 
 def share_officially(raw: Floats, total: int, length: int) -> Ints:
-    """Round the shares of layers as the released program does, int64 [layers]; some may exceed `length`.
+    """Round the shares of layers as the released code does, int64 [layers]; some may exceed `length`.
 
-    The shares `raw` [layers] are of `total`, the sum over layers of the tokens of one head; each layer has `length`
+    The shares `raw` [layers] add up to `total`, the sum over layers of the tokens of one head. Each layer has `length`
     tokens.
     """
     share = raw.astype(np.int64)
@@ -91,10 +91,10 @@ def share_officially(raw: Floats, total: int, length: int) -> Ints:
 
 def _spread(share: Ints, layers: NDArray[np.bool_], tokens: int) -> None:
     """Add tokens evenly to some layers, or subtract them; the first layers take the remainder."""
-    places = np.flatnonzero(layers)
-    if len(places) and tokens:
-        even, more = divmod(abs(tokens), len(places))
-        share[places] += (even + (np.arange(len(places)) < more)) * (1 if tokens > 0 else -1)
+    indices = np.flatnonzero(layers)
+    if len(indices) and tokens:
+        even, more = divmod(abs(tokens), len(indices))
+        share[indices] += (even + (np.arange(len(indices)) < more)) * (1 if tokens > 0 else -1)
 
 
 @dataclass
@@ -103,13 +103,13 @@ class CAKE(LayerShares, ObservationWindow):
 
     The preference of a layer is H^(1/tau1) V^(1/tau2), with the entropy H of the window's attention to earlier slots
     and its variance V over the window's queries, both summed (CAKE, arXiv:2503.12491). The score of a slot is its mean
-    attention plus gamma times its variance over the queries, averaged over five neighbours. The window stays.
+    attention plus gamma times its variance over the queries, averaged over five neighbours. The window is kept.
 
-    Differs from the program in: the program shares B once after the prompt and shrinks layers as later ones are
+    Differs from the program in: the program shares B once after the prompt and shrinks layers as later layers are
     measured, so its peak is B plus one layer. Here a method sees one layer at a time: `calibrated` takes preferences
     from other prompts, `previous` from the previous segment of the sequence (`LayerShares`). The window moves with the
-    segments; over a grid, the variance is over places. Each sequence is measured separately, while the program sums
-    over the batch. The program sets tau per model, 1 unless listed.
+    segments; over a grid, the variance is over map positions. Each sequence is measured separately, while the program
+    sums over the batch. The program sets tau per model, 1 unless listed.
 
     Attributes:
         tau1: root of the entropy.

@@ -1,4 +1,4 @@
-"""DropKV: scores by the change of attention's output if one token leaves."""
+"""DropKV: scores by the change of attention output if a token is evicted."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,7 @@ from kvbench.methods.shared.view import View
 class DropKV(ObservationWindow):
     """Keep a window and the tokens whose loss changes its queries' outputs most, an even share of B in every head.
 
-    If token j leaves alone, the softmax over the others moves the output o of a query that attends to j with
+    If token j alone is evicted, the softmax over the other tokens moves the output o of a query that attends to j with
     probability p by p / (1 - p) (o - v_j). A slot's score is the squared length of this difference, summed over the
     window's queries and averaged over the query heads of a KV head (OpenReview MqfNzH3TVH; kvpress pull request 285).
 
@@ -25,7 +25,7 @@ class DropKV(ObservationWindow):
 
     Attributes:
         pool: kind of smoothing.
-        epsilon: smallest 1 - p.
+        epsilon: minimum of 1 - p.
     """
 
     pool: Pool = "max"
@@ -46,7 +46,7 @@ class DropKV(ObservationWindow):
 
 
 def measure_changes(scores: Tensor, values: Tensor, epsilon: float) -> Tensor:
-    """Return how far the output of each query moves if one slot leaves, squared: float64 [rows, G, queries, slots].
+    """Return the squared change of each query's output if a slot is evicted, float64 [rows, G, queries, slots].
 
     Scores before the softmax are [rows, G query heads per KV head, queries, slots], values [rows, slots, D]; 1 - p of a
     slot is at least `epsilon`.

@@ -16,10 +16,10 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class FirstScales(Method):
-    """Keep the earliest tokens in each head: the leading scales that fit, and the beginning of the next one.
+    """Keep the earliest tokens in each head: the leading scales that fit, and the beginning of the next scale.
 
     Heads share B evenly and hold the same tokens. The choice is final and reads no data. This is the opposite of `swa`,
-    and the limit of protecting more and more sinks.
+    and the limit of more and more sinks.
     """
 
     static: ClassVar[bool] = True

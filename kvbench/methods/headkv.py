@@ -38,7 +38,8 @@ class HeadKV(Method):
     head is local if `threshold` of this attention falls on the newest tokens, on fewer than the local window (section
     4, step 2). From then on, local heads keep the condition and the recent lines (Eq. 3); global heads also keep as
     much history as fits (Eq. 4). History is evicted in two strata, the older part (a share `ratio`, Eq. 5) and the
-    newer part. Half of the evicted tokens come from each: those with the least attention from the last line (Eq. 6).
+    newer part. Half of the evicted tokens come from each part: the tokens of least attention from the last line (Eq.
+    6).
 
     With `match_mean`, all heads of a sequence together use B: global heads get the capacity that local heads do not
     use. Layers that are not classified yet count as global, so that the budget holds after every layer. If all global
@@ -56,7 +57,7 @@ class HeadKV(Method):
 
     Attributes:
         sinks: leading segments, the condition; later segments are lines.
-        leading: first tokens of a sequence, after its padding, that never leave.
+        leading: first tokens of a sequence, after its padding, that are never evicted.
         group_at: cached tokens of a head, condition included, above which heads are classified (A.2: 100 for LlamaGen
             and Janus-Pro, 300 and 500 for Lumina-mGPT at 768 and 1024 pixels).
         threshold: share of attention that classifies a head (tau).
@@ -98,7 +99,7 @@ class HeadKV(Method):
 
     @property
     def heads_independent(self) -> bool:
-        """Whether capacity stays in its head: global heads do not get what local heads leave."""
+        """Whether capacity stays in its head: global heads do not get what local heads do not use."""
         return not self.match_mean
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -126,7 +127,7 @@ class HeadKV(Method):
         self._local: list[Tensor] = []
 
     def keep(self, view: View) -> Tensor | None:
-        """Classify the layer's heads once, and evict by class whenever the buffer is full."""
+        """Classify heads once; evict by class when the buffer is full: bool [rows, slots], otherwise None."""
         index, plans = view.segment.index, self.list_plans(view)
         if index == 0 and view.layer == 0:
             self._local = []
@@ -146,7 +147,7 @@ class HeadKV(Method):
         return chosen if all(due) else chosen | ~expand_to_rows(view, due)[:, None]
 
     def _classify(self, view: View, plans: Sequence[Self]) -> None:
-        """Classify the layer's heads in the sequences whose first eviction this is."""
+        """Classify the layer's heads in the sequences that evict for the first time."""
         local = self._find_local(view, plans)
         if any(plan._first != view.segment.index for plan in plans):
             now = expand_to_rows(view, [plan._first == view.segment.index for plan in plans]).view_as(local)
@@ -157,7 +158,7 @@ class HeadKV(Method):
     def _find_local(self, view: View, plans: Sequence[Self]) -> Tensor:
         """Return which heads are local, bool [sequences, heads]."""
         received = view.mass(torch.arange(view.segment.length - 1, view.segment.length))
-        # Rows of padded prompts are shorter: slots that a row does not have are not counted.
+        # Padded prompts have shorter rows; their missing slots are not counted.
         short = (received.flip(1).cumsum(1) < self.threshold) & (view.position >= 0).flip(1)
         window = expand_to_rows(view, [plan._recent for plan in plans])
         local = (short.sum(1) + 1 < (self.local_window or window)).view(view.sequences, view.heads)
@@ -195,11 +196,11 @@ class HeadKV(Method):
         remainder = total - local_heads * small - global_heads * large
         remainder *= to_view_device(view, classified)
         takers = is_local ^ ((global_heads > 0) & (large < longest))[None, :, None]
-        place = takers[:layer].sum((0, 2))[:, None] + takers[layer].cumsum(1)
-        return capacities + (takers[layer] & (place <= remainder[:, None]))
+        rank = takers[:layer].sum((0, 2))[:, None] + takers[layer].cumsum(1)
+        return capacities + (takers[layer] & (rank <= remainder[:, None]))
 
     def _choose(self, view: View, capacity: Tensor, local: Tensor, plans: Sequence[Self]) -> Tensor:
-        """Choose the slots that stay, bool [rows, slots].
+        """Choose the slots to keep, bool [rows, slots].
 
         `capacity`, int64 [rows], counts the condition; rows that are `local`, bool [rows], keep no history.
         """

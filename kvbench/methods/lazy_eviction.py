@@ -12,7 +12,7 @@ from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.view import View
 
 QUERY_BATCH = 32
-"""Queries whose attention is in memory at a time."""
+"""Maximum number of queries whose attention is in memory at a time."""
 
 
 @dataclass(kw_only=True)
@@ -30,11 +30,11 @@ class LazyEviction(Scored):
     although the text says that short intervals weigh more. It is for ablations.
 
     Differs from the released code in: the code stores keys for each query head. Here the query heads of a KV head share
-    its slots, and a slot is hit if one of them hits it. The budget in the paper's tables is larger by this factor.
+    its slots, and a slot is hit if any of them hits it. The budget in the paper's tables is larger by this factor.
 
     Attributes:
         alpha: minimum attention of a hit.
-        window: newest tokens that always stay; None for the length of the longest segment after the prompt.
+        window: newest tokens that are always kept; None for the length of the longest segment after the prompt.
         group: attention of a KV head, the `max` or the `mean` over its query heads.
         formula: `program` or `paper`.
     """
@@ -88,10 +88,10 @@ class LazyEviction(Scored):
 
 
 def measure_importance(quiet: Tensor, interval: Tensor, formula: Literal["program", "paper"]) -> Tensor:
-    """Return the importance of tokens by `LazyEviction.formula`, float32.
+    """Return the importance of tokens by `LazyEviction.formula`, float32 in the shape of the arguments.
 
     `quiet` is t - T, the steps since the last hit; `interval` is M, the longest interval between two hits, 0 without
-    one.
+    any.
     """
     hit = interval > 0
     if formula == "program":

@@ -36,8 +36,8 @@ class LineAR(Scored):
 
     Attributes:
         sinks: leading segments, the condition; later segments are lines.
-        anchors: first lines that stay.
-        recent: newest lines that stay, including the last one.
+        anchors: first lines that are kept.
+        recent: newest lines that are kept, including the last line.
         window: last queries of the last line that score; null for all.
         attention: `prob`, mean probability, or `logit`, mean score before the softmax (`select.score_line`).
     """
@@ -56,7 +56,7 @@ class LineAR(Scored):
     )
 
     def score(self, view: View) -> Tensor:
-        """Return the attention from the last line, infinity for anchors and recent lines: [rows, slots]."""
+        """Return the attention from the last line, infinity for anchors and recent lines: float32 [rows, slots]."""
         kept = [plan._count_protected(view) for plan in self.list_plans(view)]
         leading, recent = (expand_to_rows(view, tokens)[:, None] for tokens in zip(*kept, strict=True))
         stays = (view.position - find_begin(view) < leading) | (view.position >= view.segment.end - recent)

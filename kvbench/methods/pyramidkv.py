@@ -24,7 +24,7 @@ class PyramidKV(WindowAttention):
     the mean (arXiv:2406.02069). All layers together fill B exactly.
 
     Differs from the paper in: the window is `snapkv`'s; each head gets at least one token besides sinks and window if
-    the budget has one; no layer gets more than the cached tokens, and its surplus goes to the others.
+    the budget permits; no layer gets more than the cached tokens, and its surplus goes to the other layers.
 
     Attributes:
         beta: the mean divided by the last layer's share; 1 is SnapKV.
@@ -38,7 +38,7 @@ class PyramidKV(WindowAttention):
     uniform_capacity = False  # capacities decrease with depth
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Distribute the budget over layers, less to deeper ones."""
+        """Distribute the budget over layers, less to deeper layers."""
         super().prepare(spec, budget, artifact)
         mean = Fraction(budget.tokens, spec.all_heads)
         self._window = fit_window(self.window, floor(mean))
@@ -55,7 +55,7 @@ class PyramidKV(WindowAttention):
 def slope_layers(mean: Fraction, layers: int, beta: float, upper: int) -> list[Fraction]:
     """Return a linearly decreasing capacity in tokens for each layer, with average `mean`.
 
-    The last layer gets mean / beta, at least one token if the mean is larger, and more if another would exceed `upper`.
+    The last layer gets mean / beta, at least one token if the mean is larger, and more if a layer would exceed `upper`.
 
     >>> [round(float(capacity)) for capacity in slope_layers(Fraction("409.6"), 4, 20, 1024)]
     [799, 539, 280, 20]

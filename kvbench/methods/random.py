@@ -18,11 +18,11 @@ from kvbench.methods.shared.view import View
 class Random(Scored):
     """Keep the sinks and a random choice of all other tokens so far, an even share of B in every head.
 
-    Each token draws a number when it is cached, and the highest numbers stay. The choice is therefore uniform among all
-    tokens so far. Each head and layer draws its own numbers; the branches of a prompt keep the same tokens.
+    Each token gets a random score when it is cached, and the highest scores are kept. The choice is therefore uniform
+    among all tokens so far. Each head and layer draws its own scores; the branches of a prompt keep the same tokens.
 
     Attributes:
-        seed: seed of the numbers, which also depend on the prompt, the layer and the segment.
+        seed: seed of the scores, which also depend on the prompt, the layer and the segment.
     """
 
     seed: int = 0
@@ -32,22 +32,22 @@ class Random(Scored):
     graph_obstacle = DRAWN_ON_HOST  # draws differ between prompts
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse `refresh`, because each segment draws its numbers, and what `Scored` refuses."""
+        """Refuse `refresh`, because each segment draws its scores, and what `Scored` refuses."""
         super().check(spec, budget)
         if self.refresh != 1:
             raise ValueError(
-                f"method.refresh={self.refresh}: every segment draws its numbers; set method.refresh=1"
+                f"method.refresh={self.refresh}: every segment draws its scores; set method.refresh=1"
             )
 
     def observe(self, view: View) -> None:
         """Draw random scores for the segment's tokens."""
         length = view.segment.length
-        numbers = draw_by_row(self.seed, view, self.spec, length)
+        draws = draw_by_row(self.seed, view, self.spec, length)
         if view.segment.index == 0 and view.padding is not None:
-            token = torch.arange(length, device=numbers.device) - find_begin(view)
-            numbers = numbers.gather(1, token.clamp(min=0).expand_as(numbers))
-        view.state[:, -length:] = numbers
+            token = torch.arange(length, device=draws.device) - find_begin(view)
+            draws = draws.gather(1, token.clamp(min=0).expand_as(draws))
+        view.state[:, -length:] = draws
 
     def score(self, view: View) -> Tensor:
-        """Return the number of each token, float32 [rows, slots]."""
+        """Return each slot's random score, float32 [rows, slots]."""
         return view.state

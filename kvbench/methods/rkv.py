@@ -18,7 +18,7 @@ class RKV(ObservationWindow):
 
     I is the attention from the window's queries, with a softmax over slots outside the window and a maximum over
     neighbours. R is the redundancy of a key: the softmax over slots of its mean cosine similarity to the other keys.
-    The latest near copies of each key count as different, so that one of several copies stays.
+    The latest near copies of each key count as different, so that one of several copies is kept.
 
     Differs from the paper in: the paper compresses text every 128 tokens; here eviction follows each segment, with
     SnapKV's window, a grid over the current map (8 last tokens in the paper). The released code protects one near copy
@@ -31,7 +31,7 @@ class RKV(ObservationWindow):
         protected: latest near copies of each key that count as different (beta).
         normalize: R is a softmax; otherwise the mean similarity, as in the R-KV of Hard-KV's program.
         similarity: compute attention and similarity over `all` slots, or over the `middle` between sinks and window, as
-            in TriAttention's comparison with a prompt that stays.
+            in TriAttention's comparison with a protected prompt.
         kernel: width of the maximum in slots, odd; 1 for none.
     """
 

@@ -15,7 +15,7 @@ from kvbench.methods.shared.view import View
 class ScaleGroups(Method):
     """Cache all scales except one group (AMS-KV, Table 1; without a budget).
 
-    Condensed scales are the first two, local scales the last two that are read, and the others are intermediate.
+    Condensed scales are the first two, local scales the last two that are read, intermediate scales all between.
 
     Differs from the paper in: the paper does not say whether "local" moves with the current scale. Here groups are
     fixed relative to the last scale, where the paper measures attention (Figure 4), and a removed group is never

@@ -37,10 +37,11 @@ MIN_REFINER_SHARE = Fraction(200, 650)
 
 @dataclass
 class AttentionSelectivity(Observer):
-    """Calibrates ASI [L, K]: attention to the current map times attention to the history's strongest tokens.
+    """Calibration of ASI [L, K]: attention to the current map times attention to the history's strongest tokens.
 
     For each head, prompt and scale: mean over queries of the attention to the current scale, times mean over queries of
-    the attention to the K' most attended history tokens; then the mean over heads. Scale 0 has no history and stays 0.
+    the attention to the K' most attended history tokens; then the mean over heads. Scale 0 has no history: its ASI is
+    0.
 
     Attributes:
         strongest: K' as a share of the history.
@@ -73,7 +74,7 @@ class AttentionSelectivity(Observer):
 
 @dataclass
 class ScaleKV(Scored):
-    """Give large budgets to a few drafters and the rest to refiners; score tokens by a window on the current map.
+    """Give large capacities to a few drafters and the rest to refiners; score tokens by a window on the current map.
 
     A (layer, scale) pair with a low attention selectivity index is a drafter. Budgets follow the rule behind the
     published ones (`share_capacity`), with mean B / T over layers at each scale. Each head of a layer keeps the window
@@ -183,9 +184,9 @@ def choose_drafters(asi: Tensor, spec: ModelSpec, capacity: int, share: float) -
 def share_capacity(spec: ModelSpec, capacity: int, drafts: NDArray[np.bool_]) -> Ints:
     """Share the budget among layers: tokens per head of each layer after each cached scale, int64 [K - 1, L].
 
-    Drafters of the next scale (`drafts`, bool [K, L], by scale) get Max and the others Min, with mean `capacity` over
-    layers. Max is the largest number that a drafter can fill (the last Max plus the new scale) and for which Min is
-    whole and at least `MIN_REFINER_SHARE` of the mean. This reproduces every published pair of the 10 % budgets.
+    Drafters of the next scale (`drafts`, bool [K, L], by scale) get Max, and refiners get Min, with mean `capacity`
+    over layers. Max is the largest number that a drafter can fill (the last Max plus the new scale) and for which Min
+    is whole and at least `MIN_REFINER_SHARE` of the mean. This reproduces every published pair of the 10 % budgets.
     """
     layers, floor = spec.layers, round(MIN_REFINER_SHARE * capacity)
     result = np.empty((len(spec.segments) - 1, layers), np.int64)

@@ -1,4 +1,4 @@
-"""SSD: spatial heads keep the newest image tokens, semantic heads the most attended ones (arXiv:2510.18716)."""
+"""SSD: spatial heads keep the newest image tokens, semantic heads the most attended tokens (arXiv:2510.18716)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,14 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class DistantAttention(Observer):
-    """Calibrates `distant` [L, H]: the share of a head's attention to image tokens outside a token's neighbourhood.
+    """Calibration of `distant` [L, H]: share of a head's attention to image tokens outside a token's neighbourhood.
 
-    The neighbourhood of a token is the token, the tokens just before it, and tokens around its place in the row above.
+    The neighbourhood of a token is the token, the tokens just before it, and tokens around its column in the row above.
     The mean is over all image tokens, conditional sequences, and the query heads of a KV head.
 
     Attributes:
         near: tokens before the token.
-        above: tokens to either side of the place above.
+        above: tokens to either side of the token above.
     """
 
     near: int = 3
@@ -56,7 +56,7 @@ class DistantAttention(Observer):
 
 @dataclass(kw_only=True)
 class SSD(Scored):
-    """Keep the newest image tokens in spatial heads, the most attended ones in semantic heads, the condition in all.
+    """Keep the newest image tokens in spatial heads, the most attended in semantic heads, the condition in all heads.
 
     A calibration classifies the heads once: a head is spatial if less than `threshold` of its attention to image tokens
     is outside a token's neighbourhood. Spatial heads keep a window of the newest image tokens. Semantic heads keep the
@@ -64,18 +64,18 @@ class SSD(Scored):
     classes do not depend on data, and all heads together use B.
 
     Differs from the paper in: only the abstract was available, which gives the two classes, what each keeps, and that
-    the condition stays. The rest are options: the neighbourhood (`near`, `above`); the threshold; the capacity of
+    the condition is kept. The rest are options: the neighbourhood (`near`, `above`); the threshold; the capacity of
     spatial heads (`window`), which determines the semantic heads' capacity; attention summed over all rows, or from the
-    newest row (`accumulate`); newest tokens that stay in semantic heads (`recent`). Eviction follows each row of the
-    image (`model.chunk`).
+    newest row (`accumulate`); newest tokens that semantic heads keep (`recent`). Eviction follows each row of the image
+    (`model.chunk`).
 
     Attributes:
         sinks: leading segments, the condition.
         threshold: minimum share of distant attention of a semantic head.
         near: tokens before a token in its neighbourhood.
-        above: tokens to either side of the place above it.
-        window: image tokens of spatial heads; None for a row plus one, which includes the place above.
-        recent: newest image tokens that stay in semantic heads, at most two thirds of their capacity; None for a row.
+        above: tokens to either side of the token above it.
+        window: image tokens of spatial heads; None for a row plus one, which includes the token above.
+        recent: newest image tokens that semantic heads keep, at most two thirds of their capacity; None for a row.
         accumulate: score semantic heads by attention summed over `all` queries, or by the `newest` segment's.
     """
 
@@ -107,7 +107,7 @@ class SSD(Scored):
         return 1
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Classify heads as spatial or semantic, and share the budget between these."""
+        """Classify heads as spatial or semantic, and share the budget between these classes."""
         super().prepare(spec, budget, artifact)
         distant = require_artifact(artifact, "method=ssd:")["distant"]
         self.is_spatial = distant < self.threshold
@@ -123,7 +123,7 @@ class SSD(Scored):
         view.state.copy_(received if self.accumulate == "newest" else view.state + received)
 
     def score(self, view: View) -> Tensor:
-        """Return the position of each slot in spatial heads, and its attention in semantic heads: [rows, slots]."""
+        """Return slots' positions in spatial heads, their attention in semantic heads: float32 [rows, slots]."""
         plans = self.list_plans(view)
         plans *= view.sequences // len(plans)
         sinks = [count_sinks(plan.spec, self.sinks, self.leading) for plan in plans]
@@ -146,8 +146,8 @@ def count_line(spec: ModelSpec) -> int:
 def share_classes(small: Tensor, capacity: int, tokens: int, full: int) -> Tensor:
     """Return the capacity of each head, int64 [L, H], such that all heads together have `tokens`, the budget B.
 
-    Heads of the small class, bool [L, H], have `capacity`, at most the mean, or more if the others cannot use the rest:
-    a head has `full` tokens at most. The remainder goes to the first heads that can use it.
+    Heads of the small class, bool [L, H], have `capacity`, at most the mean, or more if other heads cannot use the
+    rest: a head has at most `full` tokens. The remainder goes to the first heads that can use it.
     """
     few, heads = int(small.sum()), small.numel()
     if few in (0, heads):

@@ -23,7 +23,7 @@ TEXT_HORIZON = 65536
 
 @dataclass
 class QueryCentres(Observer):
-    """Calibrates the mean queries of each head before rotation, as complex numbers of the channel pairs that rotate.
+    """Calibration of each head's mean queries before rotation, as complex numbers of the channel pairs that rotate.
 
     Tensors are float64 [L, H, G, D/2], G query heads for each of H KV heads: `centre_real` and `centre_imag`, the mean
     E[q], and `modulus`, the mean E[|q|]. Queries are as in attention, without 1/sqrt(D). The means are over all prompt
@@ -90,12 +90,12 @@ class TriAttention(Scored):
         horizon: maximum distance; distances are the powers of two up to it. None for 65536 in texts, and for the number
             of future tokens in images.
         aggregate: `mean` or `max` over distances.
-        normalize: standardise the scores of each query head over the slots that may leave.
+        normalize: standardise the scores of each query head over the evictable slots.
         group: `max` or `mean` over the query heads that share a KV head.
         shared: `none`; `layers`, all layers keep the same tokens; `all`, all heads of all layers do.
         trig: use the series; False uses norms only.
         concentration: subtract the centre's norm from the mean norm of queries; False uses the whole mean norm.
-        recent: newest tokens that always stay.
+        recent: newest tokens that are always kept.
     """
 
     horizon: int | None = None
@@ -128,7 +128,7 @@ class TriAttention(Scored):
         return QueryCentres()
 
     def count_reserved(self, spec: ModelSpec) -> int:
-        """Return the newest tokens that stay, at least one, so that a prompt cannot fill the budget."""
+        """Return the number of newest tokens that are kept, at least one: a prompt must not fill the budget."""
         return max(self.recent, 1)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
@@ -154,7 +154,7 @@ class TriAttention(Scored):
         self._scores = heads.amax(1, keepdim=True).expand_as(heads).flatten(0, 1)
 
     def score(self, view: View) -> Tensor:
-        """Return the value of each key to future queries, infinity for the newest: float32 [rows, slots]."""
+        """Return the value of each key to future queries, infinity for the newest tokens: float32 [rows, slots]."""
         scores = self._score_layer(view) if self.shared == "none" else self._scores
         return scores.masked_fill(view.position >= view.segment.end - self.recent, torch.inf)
 
@@ -225,9 +225,9 @@ def view_pairs(x: Tensor) -> Tensor:
 
 
 def standardise(scores: Tensor, mask: Tensor) -> Tensor:
-    """Subtract the mean over some slots and divide by their standard deviation, at least 1e-6: shaped like `scores`.
+    """Subtract the mean over the slots of a mask, and divide by their standard deviation, at least 1e-6.
 
-    The mask of these slots is bool, broadcastable to scores [..., slots].
+    Scores and result are [..., slots]; the mask is bool, broadcastable to them.
     """
     count = mask.sum(-1, keepdim=True).clamp(min=1)
     centred = scores - (scores * mask).sum(-1, keepdim=True) / count

@@ -23,19 +23,18 @@ from kvbench.methods.shared.select import (
 from kvbench.methods.shared.view import View
 
 Magnitude = Literal["range", "variance", "norm"]
-LARGE = Limit(0, 0.99, "must lie in 0..0.99, because the window and the draw need the rest")
+LARGE = Limit(0, 0.99, "must lie in 0..0.99, because the window and drawn tokens need the rest")
 
 
 @dataclass
 class VaSE(NewestKept):
-    """Keep the newest tokens, tokens of large values, and others drawn in proportion to attention (arXiv:2606.03928).
+    """Keep the newest tokens, tokens of large values, and tokens sampled in proportion to attention (arXiv:2606.03928).
 
-    A value is large if its range, the largest less the smallest channel, is among the `large` C highest of a head of
-    capacity C. The other slots get the attention of the window's queries, with a softmax over the slots outside the
-    window, pooled over neighbours. They are drawn without replacement with probabilities proportional to it, anew at
-    every eviction. Slots without attention are drawn last, the oldest first. The first tokens (`leading`, 4 in the
-    program) count as large. A protected prompt (`sinks=1` in texts) is apart: the rule then holds for the capacity that
-    it leaves.
+    A value is large if its range, the maximum less the minimum over channels, is among the `large` C highest of a head
+    of capacity C. The other slots get the attention of the window's queries, with a softmax over the slots outside the
+    window, pooled over neighbours. They are sampled without replacement with probabilities proportional to it, anew at
+    every eviction. Slots without attention come last, the oldest first. The first tokens (`leading`, 4 in the program)
+    count as large. With a protected prompt (`sinks=1` in texts) the rule holds for the rest of the capacity.
 
     Differs from the program in: kept tokens stay in the order of positions, where the program stores them in the order
     of selection, so that its pooling mixes tokens that are not neighbours. Attention is float32. In images the first
@@ -43,11 +42,11 @@ class VaSE(NewestKept):
     window in texts if a chunk has 64 tokens. The program's budget is B per head, window included, as here.
 
     Attributes:
-        window: newest tokens that stay and whose queries decide; None for 64 in texts, a row in images, but at most
-            half of what the sinks leave.
+        window: newest tokens that are kept and whose queries decide; None for 64 in texts, a row in images, but at most
+            half of the capacity without sinks.
         large: share of a head's capacity for large values; 0 for none.
         magnitude: magnitude of a value: `range`, `variance` over its channels (divisor D - 1), or Euclidean `norm`.
-        draw: draw the other slots; otherwise those with the most attention stay.
+        draw: sample the other slots; otherwise keep the slots of most attention.
         kernel: neighbours of the mean that smooths attention, odd; 1 for none.
         seed: seed of the draws, which also depend on the prompt, the layer and the segment.
     """
@@ -74,7 +73,7 @@ class VaSE(NewestKept):
         super().check(spec, budget)
 
     def count_reserved(self, spec: ModelSpec) -> int:
-        """Return the fewest tokens of which large values leave the window and one token that is drawn."""
+        """Return the minimum capacity in which large values leave room for the window and a drawn token."""
         return int((self.window or 0) / (1 - self.large)) + 1
 
     def default_window(self, view: View) -> int:
@@ -89,7 +88,7 @@ class VaSE(NewestKept):
         return window.clamp(1, view.segment.length)
 
     def score(self, view: View) -> Tensor:
-        """Return infinity for the window and large values, elsewhere the order of the draw: float32 [rows, slots]."""
+        """Return infinity for the window and large values, random scores elsewhere: float32 [rows, slots]."""
         window = self.count_window(view)
         newest = view.position >= view.segment.end - window
         large = self.find_large(view, newest)
@@ -98,7 +97,7 @@ class VaSE(NewestKept):
         return scores.masked_fill(large | newest, torch.inf)
 
     def find_large(self, view: View, newest: Tensor) -> Tensor:
-        """Return which slots between the protected segments and the window are large, bool [rows, slots]."""
+        """Return the slots of large values between protected segments and window, bool [rows, slots]."""
         prompt = find_sinks(view, self.sinks)
         between = (view.position >= 0) & ~prompt & ~newest
         if not self.large:
@@ -128,7 +127,7 @@ class VaSE(NewestKept):
         return smooth(attention, "avg", self.kernel, view.exists)
 
     def _draw_exponential(self, view: View) -> Tensor:
-        """Return an exponential number of each slot, by its rank among the slots of its row: float32 [rows, slots]."""
-        numbers = draw_by_row(self.seed, view, self.spec, view.segment.end)
+        """Return an Exp(1) variate per slot, by its rank among the row's slots: float32 [rows, slots]."""
+        uniform = draw_by_row(self.seed, view, self.spec, view.segment.end)
         rank = (view.position >= 0).cumsum(1) - 1
-        return -numbers.gather(1, rank.clamp(min=0)).clamp(min=1e-30).log()
+        return -uniform.gather(1, rank.clamp(min=0)).clamp(min=1e-30).log()

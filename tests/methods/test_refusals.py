@@ -117,7 +117,7 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (RKV, {"threshold": 2}, "is a cosine and must lie in -1..1"),
     (RKV, {"protected": -1}, NONE),
     (RKV, {"kernel": 2}, "must be odd and positive"),
-    (Random, {"refresh": 2}, "every segment draws its numbers; set method.refresh=1"),
+    (Random, {"refresh": 2}, "every segment draws its scores; set method.refresh=1"),
     (RandomAttention, {"refresh": 2}, ANEW + "refresh=1"),
     (RandomAttention, {"ema": 0.5}, ANEW + "ema=0"),
     (RandomAttention, {"window": -1}, NONE + ", or null"),
@@ -136,7 +136,7 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (VaSE, {"refresh": 2}, ANEW + "refresh=1"),
     (VaSE, {"ema": 0.5}, ANEW + "ema=0"),
     (VaSE, {"window": 0}, ONE + ", or null"),
-    (VaSE, {"large": 1}, "must lie in 0..0.99, because the window and the draw need the rest"),
+    (VaSE, {"large": 1}, "must lie in 0..0.99, because the window and drawn tokens need the rest"),
     (VaSE, {"kernel": 4}, "must be odd and positive"),
 ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from kvbench.methods.shared.uses import SOLVED_BY_LIBRARY
 from kvbench.methods.shared.view import View
 
 REGULARISER = 0.01
+"""Added to the diagonal of the sketched keys' Gram matrix, as in kvpress."""
 
 
 def measure_leverage(keys: Tensor, exists: Tensor, sketch: Tensor) -> Tensor:
@@ -42,12 +43,12 @@ def attend_unmasked(
 ) -> Tensor:
     """Return the attention that slots receive from all queries of their chunk, times value norms: float32 [rows, n].
 
-    Queries, float32 [rows, query heads per KV head, n, D], are not scaled; keys and values are [rows, n, D]. Chunks of
-    `chunk` slots begin at the first slot of a row that `exists`, bool [rows, n]. The program pads a row's last chunk
-    with zero queries and keys that are not masked (`official_padding`).
+    Queries, float32 [rows, query heads per KV head, n, D], are not scaled; keys and values are [rows, n, D]. A row's
+    chunks of `chunk` slots begin at its first slot (`exists`, bool [rows, n]). The program pads a row's last chunk with
+    zero queries and keys that are not masked (`official_padding`).
     """
     order = (~exists).sort(dim=1, stable=True).indices  # existing slots first
-    place = order.argsort(1)
+    inverse = order.argsort(1)
     exists, keys, values = exists.gather(1, order), take(keys, order), take(values, order)
     queries = take(queries, order[:, None].expand(queries.shape[:3]))
     received = []
@@ -62,7 +63,7 @@ def attend_unmasked(
         added = chunk - valid.sum(2) if official_padding else 0  # zero queries attend to all slots equally
         received.append(attention.sum(2).mean(1) + added / chunk)
     norms = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
-    return smooth(torch.cat(received, 1) * norms, "avg", 3, exists).gather(1, place)
+    return smooth(torch.cat(received, 1) * norms, "avg", 3, exists).gather(1, inverse)
 
 
 def take(x: Tensor, order: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ def standardise(x: Tensor, exists: Tensor, heads: int) -> Tensor:
 
 
 def draw_sketch(view: View, spec: ModelSpec, seed: int, size: int) -> Tensor:
-    """Draw a layer's sketch, Gaussian numbers for each row, [rows, D, size]; the same in each sequence."""
+    """Draw a layer's sketch, Gaussian values float32 [rows, D, size], equal in each sequence."""
     generator = torch.Generator().manual_seed(derive_seed(f"{seed}:{view.layer}"))
     heads = torch.randn(spec.first_head + view.heads, spec.head_dim, size, generator=generator)
     return heads[spec.first_head :].to(view.position.device).repeat(view.sequences, 1, 1)
@@ -124,7 +125,7 @@ class NonCausal(Scored):
     Attributes:
         chunk: tokens of a chunk.
         official_padding: pad the last chunk with zeros that are not masked, as always in texts: otherwise the few
-            tokens of a last chunk share all of its attention, and stay.
+            tokens of a last chunk share all of its attention, and are kept.
     """
 
     chunk: int = 256
@@ -161,14 +162,14 @@ class Compactor(NonCausal):
     """Keep the tokens of highest leverage and attention without a mask, both standardised (arXiv:2507.08143).
 
     A token's score is the `noncausal` score plus `mix` times the leverage of its key within its segment. The first
-    tokens (`leading`) and the last ones stay and are excluded from both.
+    tokens (`leading`) and the last tokens (`trailing`) are kept, and excluded from both.
 
     Differs from the program in: see `noncausal`. The program's `mix` is the compression ratio of a run, 0.35 without
     one, and its `leading` is 8.
 
     Attributes:
         mix: weight of leverage.
-        trailing: last tokens of the newest segment that stay, 4 in the program.
+        trailing: last tokens of the newest segment, which are kept; 4 in the program.
         sketch: channels of the random projection of keys.
         seed: seed of the projection.
     """
@@ -183,7 +184,7 @@ class Compactor(NonCausal):
     graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each row
 
     def observe(self, view: View) -> None:
-        """Score the segment's tokens except the first and last ones."""
+        """Score the segment's tokens except the first and last tokens."""
         length = view.segment.length
         tokens = slice(max(0, self.leading - view.segment.start), length - self.trailing)
         if tokens.start >= tokens.stop:

@@ -19,14 +19,14 @@ class LagKV(Scored):
 
     Tokens are scored in chunks. Each channel is scaled such that the minimum and maximum of the next chunk become 0 and
     1. A token's score is the standard deviation over its channels, a softmax over its chunk, the mean of keys and
-    values, and finally the rank within the chunk. The last chunk stays if it fits, otherwise its newest tokens. No
+    values, and finally the rank within the chunk. The last chunk is kept if it fits, otherwise its newest tokens. No
     attention is needed.
 
     Keys are compared as they are rotated, as in the program, so scores depend on positions.
 
     Differs from the paper in: eviction happens once per segment, and evicted tokens do not count in the minimum and
-    maximum. A chunk is a segment (a scale, a line), or `lag` tokens. The first tokens stay only with `leading` (4 in
-    the program; the paper's ablation has 16).
+    maximum. A chunk is a segment (a scale, a line), or `lag` tokens. The first tokens are kept only with `leading` (4
+    in the program; the paper's ablation has 16).
 
     Attributes:
         lag: tokens of a chunk, 128 in the paper; None for segments.
@@ -41,7 +41,7 @@ class LagKV(Scored):
     limits = set_limits(lag=Limit(2, wants="must be at least 2, or null for segments"))
 
     def score(self, view: View) -> Tensor:
-        """Return the score of each token, 1 in chunks without a next one, newest first: float32 [rows, slots]."""
+        """Return the score of each token, 1 in chunks without a next chunk, newest first: float32 [rows, slots]."""
         leads = find_leading(view, self.leading)
         chunks, scored = view.segment_ids, view.segment.index
         if self.lag is not None:
@@ -56,7 +56,7 @@ class LagKV(Scored):
         if self.lag is not None and view.padding is not None:  # a short prompt has fewer chunks
             scores = scores.masked_fill(chunks >= (view.segment.end - first) // self.lag - 1, 1)
         if self.spec.family == "next-token":  # tokens of a scale arrive together
-            # The last part may exceed the capacity; the newest of its equal scores stay.
+            # The last part may exceed the capacity; of its equal scores the newest are kept.
             scores = torch.where(scores == 1, 1 + view.position * torch.finfo(scores.dtype).eps, scores)
         return scores.masked_fill(leads, torch.inf)
 
@@ -64,19 +64,19 @@ class LagKV(Scored):
 def compare_chunks(keys: Tensor, values: Tensor, chunks: Tensor, scored: int, *, ranks: bool) -> Tensor:
     """Return the scores of tokens relative to the next chunk, float32 [rows, slots]; 1 in chunks that are not scored.
 
-    Keys and values are [rows, slots, D]; chunks, int64 [rows, slots], are in order, -1 for slots outside all of them.
-    The first `scored` chunks have a complete next one. `ranks` returns the rank in the chunk, from 0, divided by the
-    chunk's tokens; otherwise the score is the softmax.
+    Keys and values are [rows, slots, D]; chunks, int64 [rows, slots], are in order, -1 for slots outside all chunks.
+    The first `scored` chunks have a complete next chunk. With `ranks` the score is the rank in the chunk, from 0,
+    divided by the chunk's tokens; otherwise it is the softmax.
     """
     scores = (_measure_deviation(keys, chunks, scored) + _measure_deviation(values, chunks, scored)) / 2
     if ranks:
-        # Sorted by score, then by chunk, because the sort is stable.
+        # Stable sorts give the order by chunk, then by score.
         order = scores.sort(dim=1, stable=True).indices
         sorted_chunks, by_chunk = chunks.gather(1, order).sort(dim=1, stable=True)
-        places = torch.arange(order.shape[1], device=order.device).expand_as(order)
-        place = torch.empty_like(order).scatter_(1, order.gather(1, by_chunk), places)
+        indices = torch.arange(order.shape[1], device=order.device).expand_as(order)
+        rank = torch.empty_like(order).scatter_(1, order.gather(1, by_chunk), indices)
         before, after = (torch.searchsorted(sorted_chunks, chunks, right=right) for right in (False, True))
-        scores = (place - before) / (after - before)
+        scores = (rank - before) / (after - before)
     return scores.masked_fill((chunks < 0) | (chunks >= scored), 1)
 
 

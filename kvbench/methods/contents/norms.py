@@ -23,7 +23,7 @@ Kind = Literal["kv_product", "kv_avg", "key", "value"]
 class KeyNorm(Scored):
     """Keep the tokens whose keys have the smallest norm, an even share of B in every head (arXiv:2406.11430).
 
-    If a model normalises its keys, all norms are equal and the earliest tokens stay.
+    If a model normalises its keys, all norms are equal and the earliest tokens are kept.
     """
 
     recordable: ClassVar[bool] = True
@@ -41,17 +41,17 @@ class CUR(Scored):
 
     Differs from the program in: eviction happens once per segment, and neighbours are cached tokens.
 
-    With `project`, keys and values are projected by Gaussian numbers first, one matrix for both and for all heads of a
-    layer and prompt. With `local=false`, `redraw` and the newest 64 tokens kept these are the CUR variants that VaSE
-    (arXiv:2606.03928) compares with: CUR Fixed and CUR Resample.
+    With `project`, keys and values are projected by a Gaussian matrix first, the same for both and for all heads of a
+    layer and prompt. With `local=false` and the newest 64 tokens kept, these are the CUR variants that VaSE
+    (arXiv:2606.03928) compares with: CUR Fixed, and with `redraw` CUR Resample.
 
     Attributes:
-        kind: product or mean of both squared norms, or one of them.
-        local: divide each by its sum over a block of neighbours.
+        kind: product or mean of both squared norms, or the norm of the key or the value alone.
+        local: divide each norm by its sum over a block of neighbours.
         block: neighbours of a block.
         project: channels of the projection; None for none.
         redraw: draw the projection anew at every segment; otherwise once for a prompt.
-        window: newest tokens that stay, at most half of what the sinks leave.
+        window: newest tokens that are kept, at most half of the capacity without sinks.
         seed: seed of the projection.
     """
 
@@ -74,7 +74,7 @@ class CUR(Scored):
         return super().graph_obstacle if self.project is None else DRAWN_ON_HOST
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings of a projection without one, and what `Scored` refuses."""
+        """Refuse settings of a missing projection, and what `Scored` refuses."""
         super().check(spec, budget)
         for name, value in (("redraw", self.redraw), ("seed", self.seed)):
             if value and self.project is None:
@@ -111,7 +111,7 @@ class CUR(Scored):
 def weigh_norms(keys: Tensor, values: Tensor, exists: Tensor, kind: Kind, block: int) -> Tensor:
     """Return combined squared norms of keys and values, float32 [rows, slots], with sum 1 in each row (`CUR.kind`).
 
-    Keys and values [rows, slots, D] are zeros where a row has no such slot (`exists`, bool [rows, slots]). Norms are
+    Keys and values [rows, slots, D] are zeros in missing slots (`exists`, bool [rows, slots], is False). Norms are
     normalised over `block` neighbours, 0 for none.
     """
     key, value = (x.float().square().sum(-1) for x in (keys, values))

@@ -27,8 +27,9 @@ OFFICIAL_TEMPERATURE = 0.5
 BISECTION_RANGE = (1e-3, 1e2)
 """Range of temperatures of Algorithm 2: pooled scores may need more than 1, and may not reach p at any temperature."""
 BISECTION_STEPS = 40
+"""Maximum number of bisections in Algorithm 2, which exhaust float32."""
 GRADIENT_STEPS, LEARNING_RATE = 50, 1e-2
-"""Largest number of steps, and learning rate, of Algorithm 1 (Adam)."""
+"""Maximum number of steps, and learning rate, of Algorithm 1 (Adam)."""
 TOLERANCE = 1e-2
 """Error of the mass at which Algorithm 1 stops."""
 GRADIENT_RANGE = (1e-3, 10.0)
@@ -36,10 +37,10 @@ GRADIENT_RANGE = (1e-3, 10.0)
 
 
 def pool_scores(scores: Tensor, exists: Tensor, kernel: int) -> Tensor:
-    """Give every slot the largest score among its neighbours (SnapKV, before the softmax).
+    """Give every slot the maximum score among its neighbours (SnapKV, before the softmax).
 
-    `kernel` is the odd window of the maximum in slots, and invalid slots (`exists`, bool [rows, slots]) are not
-    neighbours. Scores and result are float32 [rows, queries, slots], -inf for invalid slots.
+    `kernel` is the odd width of the maximum in slots. Only slots that a row has, `exists`, bool [rows, slots], are
+    neighbours. Scores and result are float32 [rows, queries, slots], -inf in missing slots.
     """
     rows, queries, _ = scores.shape
     pooled = smooth(scores.flatten(0, 1), "max", kernel, exists.repeat_interleave(queries, 0))
@@ -50,7 +51,7 @@ def weigh_redundancy(scores: Tensor, exists: Tensor, redundancy: Tensor, mix: fl
     """Return log of lambda P - (1 - lambda) R, shifted to start at 0 and normalised (R-KV; Solution 2).
 
     R is `redundancy`, float32 [rows, slots] (`redundancy.measure_redundancy`), and lambda is `mix`. Scores and result
-    are float32 [rows, queries, slots], -inf for invalid slots; `exists` is bool [rows, slots].
+    are float32 [rows, queries, slots], -inf in missing slots; `exists` is bool [rows, slots].
     """
     mixed = mix * scores.softmax(-1) - (1 - mix) * redundancy[:, None]
     smallest = mixed.masked_fill(~exists[:, None], torch.inf).amin(-1, keepdim=True)
@@ -60,7 +61,7 @@ def weigh_redundancy(scores: Tensor, exists: Tensor, redundancy: Tensor, mix: fl
 
 
 def mark_top_p(probabilities: Tensor, mass: float) -> Tensor:
-    """Mark the smallest set of largest probabilities with the mass p, and ties of its smallest one, bool [..., slots].
+    """Return a mask of the fewest largest probabilities with the mass p, and ties of the smallest: bool [..., slots].
 
     Probabilities are float32 [..., slots], and rows sum to 1; `mass` in (0, 1] marks at least one slot of each.
     """
@@ -70,12 +71,12 @@ def mark_top_p(probabilities: Tensor, mass: float) -> Tensor:
     return probabilities >= threshold
 
 
-def _sort(numbers: Tensor) -> Tensor:
+def _sort(values: Tensor) -> Tensor:
     """Sort float32 [..., slots] along the slots, largest first."""
-    if numbers.is_cuda:
-        return numbers.sort(-1, descending=True).values
+    if values.is_cuda:
+        return values.sort(-1, descending=True).values
     # torch also sorts indices, which takes 25 times as long on a CPU.
-    return torch.from_numpy(np.sort(numbers.numpy(), -1)).flip(-1)
+    return torch.from_numpy(np.sort(values.numpy(), -1)).flip(-1)
 
 
 def solve_temperatures(
@@ -83,8 +84,8 @@ def solve_temperatures(
 ) -> Tensor:
     """Find each row's temperature (Problem 1), float32 [rows]; the nearest bound if no temperature gives the mass p.
 
-    Altered scores are float32 [rows, queries, slots], -inf where a row has no slot; `counts`, int64 [rows, queries],
-    are the tokens that the raw scores need for the mass; valid queries are bool [rows, queries], None for all.
+    Altered scores are float32 [rows, queries, slots], -inf in missing slots. `counts`, int64 [rows, queries], are the
+    numbers of tokens that the raw scores need for the mass. Valid queries are bool [rows, queries], None for all.
     """
     rows = len(altered)
     if method in ("none", "official"):
@@ -135,7 +136,7 @@ def _bisect(problem: TemperatureProblem) -> Tensor:
         middle = (low + high) / 2
         above = problem.average(problem.find_errors(middle.exp())) > 0
         before, (low, high) = (low, high), (torch.where(above, middle, low), torch.where(above, high, middle))
-        # On a CPU, further steps of neighbouring numbers change nothing; on a GPU the host would wait.
+        # On a CPU, stop when the bounds are neighbouring floats; on a GPU this test would make the host wait.
         if not low.is_cuda and torch.equal(low, before[0]) and torch.equal(high, before[1]):
             break
     return ((low + high) / 2).exp()

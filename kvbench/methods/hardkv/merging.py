@@ -21,7 +21,7 @@ class MergePlan(NamedTuple):
         score: float32 [rows, slots], score of the method.
         mass: float32 [rows, slots], mean attention of each slot.
         evicted: bool [rows, slots].
-        targets: bool [rows, slots], kept slots that others may be merged into.
+        targets: bool [rows, slots], kept slots into which evicted slots may be merged.
     """
 
     score: Tensor
@@ -33,23 +33,23 @@ class MergePlan(NamedTuple):
 def pair_by_rank(plan: MergePlan) -> Tensor:
     """Pair evicted slots in rising order of score with target slots in falling order of mass.
 
-    Each target has at most one partner. If there are more evicted slots than targets, the ones of least score are lost.
-    The result, int64 [rows, slots], is the slot that is merged into each slot, itself if there is none.
+    Each target has at most one partner. If there are more evicted slots than targets, the lowest scores are lost. The
+    result, int64 [rows, slots], is the slot that is merged into each slot, or the slot itself.
     """
     sources = plan.score.masked_fill(~plan.evicted, torch.inf).argsort(dim=1, stable=True)
     targets = plan.mass.masked_fill(~plan.targets, -torch.inf).argsort(dim=1, descending=True, stable=True)
     source_count, target_count = (mask.sum(1, keepdim=True) for mask in (plan.evicted, plan.targets))
-    place = torch.arange(sources.shape[1], device=sources.device).expand_as(sources)
+    rank = torch.arange(sources.shape[1], device=sources.device).expand_as(sources)
     first = (source_count - target_count).clamp(min=0)
-    partners = sources.gather(1, (place + first).clamp(max=sources.shape[1] - 1))
-    partners = torch.where(place < torch.minimum(source_count, target_count), partners, targets)
+    partners = sources.gather(1, (rank + first).clamp(max=sources.shape[1] - 1))
+    partners = torch.where(rank < torch.minimum(source_count, target_count), partners, targets)
     return torch.empty_like(targets).scatter_(1, targets, partners)
 
 
 def merge_fixed_budget(keys: Tensor, values: Tensor, plan: MergePlan) -> tuple[Tensor, Tensor]:
     """Average each pair of `pair_by_rank`, weighted by mass: keys and values of all slots, shaped and typed as given.
 
-    The released program requires at least as many targets as evicted tokens; here the evicted tokens of least score are
+    The released code requires at least as many targets as evicted tokens; here the evicted tokens of lowest score are
     lost. Keys and values are [rows, slots, D].
     """
     other = pair_by_rank(plan)
@@ -81,7 +81,7 @@ def merge_exactly(
     """Keep the key of each pair's heavier slot, average the values, and add the missing score to a bias.
 
     The mean over queries of exp(score + bias - lse), with lse from before the merge, then equals the sum of both slots.
-    `bias`, float32 [rows, slots], is the present bias of each slot's scores in nats; the new one is returned last.
+    `bias`, float32 [rows, slots], is the present bias of each slot's scores in nats; the new bias is returned last.
     Other arguments are as in `merge_fixed_budget`.
     """
     other = pair_by_rank(plan)

@@ -66,12 +66,12 @@ class HardKV(Scored):
     steps on the root mean square error, the released program 10 on the mean square error; evictions are decided before
     merge targets are known, so merging never keeps a token. Slots stay in order of time.
 
-    Evicted tokens can be merged into kept ones (appendix G), except sinks and the window. `fixed` averages pairs, the
-    evicted token of least score with the target of most attention, and loses the least ones if there are too few
-    targets (the program stops there). `multi` averages all of them with the best target. Weights are the mean attention
-    of the voting queries (of the query head with the highest score). `exact`, which is not in the paper, keeps the key
-    of the heavier token with a bias that preserves the pair's mean attention; keys and values become eight channels
-    wider for it, which the ledger counts.
+    Evicted tokens can be merged into kept tokens (appendix G), except sinks and the window. `fixed` averages pairs, the
+    evicted token of lowest score with the target of most attention, and loses the lowest scores if there are too few
+    targets (the program stops there). `multi` averages all evicted tokens with the best target. Weights are the mean
+    attention of the voting queries (of the query head with the highest score). `exact`, which is not in the paper,
+    keeps the key of the heavier token with a bias that preserves the pair's mean attention; keys and values become
+    eight channels wider for it, which the ledger counts.
 
     Attributes:
         selector: how scores are altered: not, maximum over neighbours, or R-KV's redundancy.
@@ -168,7 +168,7 @@ class HardKV(Scored):
         return scores.masked_fill_(~exists, -torch.inf)
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose sinks, latest and selected tokens, bool [rows, slots], and merge the others if configured."""
+        """Choose sinks, latest and selected tokens, bool [rows, slots], and merge evicted tokens if configured."""
         exists = view.position >= 0
         capacity = self.row_capacities(view)
         if self.select in VARIABLE_LENGTH:
@@ -183,7 +183,7 @@ class HardKV(Scored):
         return mask
 
     def _merge(self, view: View, scores: Tensor, exists: Tensor, mask: Tensor) -> None:
-        """Merge the contents of evicted slots into kept ones."""
+        """Merge the contents of evicted slots into kept slots."""
         chosen = self._choose_queries(view)
         mass = average_attention(
             view.scores(chosen),
@@ -202,7 +202,7 @@ class HardKV(Scored):
             view.replace(*average(keys, values, plan))
 
     def score(self, view: View) -> Tensor:
-        """Return infinity for the latest tokens, and votes plus mean probability for others: float64 [rows, slots].
+        """Return votes plus mean probability, infinity for the latest tokens: float64 [rows, slots].
 
         With 64 votes or more, float32 has too few digits to distinguish slots by the mean.
         """
@@ -227,7 +227,7 @@ class HardKV(Scored):
     def _score_officially(
         self, view: View, raw: Tensor, exists: Tensor, valid_queries: Tensor | None
     ) -> Tensor:
-        """Return the scores of the released program, float32 [rows, slots].
+        """Return the scores of the released code, float32 [rows, slots].
 
         `official_sparse`: mean probability, plus 1 for visible slots, and infinity at both ends. `official_rewrite`:
         the negative rank.

@@ -73,9 +73,9 @@ def rank_rewritten(marked: Tensor, attended: Tensor, window: int) -> Tensor:
     order of time, other slots in order of time, slots that are not attended. Masks are bool [rows, slots].
     """
     slots = marked.shape[1]
-    place = torch.arange(slots, device=marked.device).expand_as(marked)
+    index = torch.arange(slots, device=marked.device).expand_as(marked)
     newer = attended.flip(1).cumsum(1).flip(1)  # number of attended slots from this slot to the last
-    key = torch.where(marked, 2 * slots, 3 * slots) + place
+    key = torch.where(marked, 2 * slots, 3 * slots) + index
     key = torch.where(newer <= window, slots + newer, key)
-    key = torch.where(place < SINKS, place, key)
-    return key.masked_fill(~attended & (place >= SINKS), 5 * slots).argsort(dim=1, stable=True).argsort(dim=1)
+    key = torch.where(index < SINKS, index, key)
+    return key.masked_fill(~attended & (index >= SINKS), 5 * slots).argsort(dim=1, stable=True).argsort(dim=1)

@@ -73,7 +73,7 @@ class HeatKV(Method):
         self._absent = torch.from_numpy(self.schedule.absent)
 
     def keep(self, view: View) -> Tensor:
-        """Keep the first tokens, and the head-scales that are present at the start of the next scale."""
+        """Keep the first tokens, and the atoms present at the start of the next scale: bool [heads, slots]."""
         absent = self._absent[view.segment.index + 1, :, view.layer].T.to(view.segment_ids.device)
         return ~absent.gather(1, view.segment_ids.clamp(min=0)) | find_leading(view, self.leading)
 
@@ -87,7 +87,8 @@ class HeatKV(Method):
 class BinaryHeatKV(HeatKV):
     """Prune all source scales after the sinks from a head, or none (Binary-HeatKV; with `naive`, Table 3c's "Naive").
 
-    Heads are ranked once by CAS (Eq. 3). `fill` keeps some sources of the best pruned heads, since no whole head fits.
+    Heads are ranked once by CAS (Eq. 3). `fill` keeps some sources of the best pruned heads, because no whole head
+    fits.
 
     Differs from the paper in: official order files contain S-CAS orders only (no CAS order is published). With such a
     file heads are ranked by their mean rank over the sources.

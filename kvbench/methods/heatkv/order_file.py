@@ -14,8 +14,8 @@ from kvbench.core.segments import ModelSpec
 def read_orders(path: Path, spec: ModelSpec, sinks: int) -> NDArray[np.int64]:
     """Read ranks, int64 [K, L, H], from a list of orders or from {"metadata", "orders"}.
 
-    The orders are for the last sources before the final scale. A file for fewer sinks can be used for more, since the
-    order of a source does not depend on the sinks.
+    The orders are for the last sources before the final scale. A file for fewer sinks is valid for more sinks, because
+    the order of a source does not depend on the sinks.
 
     Raises:
         ValueError: the file is not readable, has too few sources, or an order is not a permutation of all heads.

@@ -50,7 +50,7 @@ class Unit(NamedTuple):
 def count_pruned_heads(spec: ModelSpec, budget: Budget, sinks: int) -> Ints:
     """Return N_k, the number of heads that lose a source at each scale: int64 [K] (Eq. 5, clamped to [0, T]).
 
-    The last scale has the value of the previous one.
+    The last scale has the value of the scale before it.
 
     Raises:
         ValueError: `sinks` leaves no source scale, or is negative.
@@ -74,7 +74,7 @@ def count_pruned_heads(spec: ModelSpec, budget: Budget, sinks: int) -> Ints:
 def schedule_evictions(
     spec: ModelSpec, budget: Budget, sinks: int, rank: Ints, *, naive: bool = False
 ) -> Schedule:
-    """Schedule the evictions of HeatKV or, with one order for all sources, of Binary-HeatKV.
+    """Return the schedule of evictions of HeatKV or, with one order for all sources, of Binary-HeatKV.
 
     `rank` is the rank of each head in the order of a source (0 is pruned first), int64 [K, L, H]; rows of sinks and the
     last row are unused. For Binary-HeatKV it is int64 [L, H]. With `naive`, everything that scale k prunes is evicted
@@ -104,12 +104,12 @@ def schedule_evictions(
 
 
 def fill_budget(spec: ModelSpec, budget: Budget, schedule: Schedule, rank: Ints) -> Schedule:
-    """Keep more atoms to the end, best ranks first, while they fit B at every step.
+    """Return a schedule that keeps more atoms to the end, best ranks first, while they fit B at every step.
 
     Eq. 5 prunes the same number of heads from every source, so up to one head's tokens are unused at the last scale.
     This rule, which is not in the paper, uses them: pruned atoms are tried in descending rank, ties by newest source,
-    and an atom is kept from its own scale on if that does not exceed B at any step. Nothing else changes.
-    The schedule is of `schedule_evictions` for the same model, budget and ranks.
+    and an atom is kept from its own scale on if that does not exceed B at any step. `schedule` is the result of
+    `schedule_evictions` for the same model, budget and ranks.
     """
     gone, absent, unused = schedule.gone.copy(), schedule.absent.copy(), budget.tokens - schedule.cached_after
     ranks = np.broadcast_to(rank, absent.shape[1:])
@@ -127,7 +127,7 @@ def fill_budget(spec: ModelSpec, budget: Budget, schedule: Schedule, rank: Ints)
 
 
 def _list_units(spec: ModelSpec, fresh: Bools, ranks: Ints, *, whole_heads: bool) -> list[Unit]:
-    """Order newly pruned atoms, bool [sources, L, H]: deepest layers first, then newest sources, then ranks."""
+    """List newly pruned atoms, bool [sources, L, H], by falling layer, then falling source, then rising rank."""
     atoms, units = np.argwhere(fresh[-1:] if whole_heads else fresh).tolist(), []
     for source, layer, head in sorted(atoms, key=lambda a: (-a[1], -a[0], ranks[tuple(a)])):
         sources = tuple(np.flatnonzero(fresh[:, layer, head]).tolist()) if whole_heads else (source,)

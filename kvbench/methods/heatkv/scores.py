@@ -16,7 +16,7 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class AttentionByScale(Observer):
-    """Calibrates S-CAS and CAS: the attention of each scale's queries to each source scale, conditional rows only.
+    """Calibration of S-CAS and CAS: attention of each scale's queries to each source scale, conditional rows only.
 
     The tensor `mass` is float64 [L, H, K, K]: [l, h, k, i] is the attention of the queries of scale k to scale i, mean
     over queries and prompts (HeatKV Eq. 2).

@@ -25,8 +25,8 @@ class Context:
 
     Attributes:
         counts: tokens of each sequence.
-        order: positions in the order of need by layer, int64 [rows, positions]; the last ones leave first.
-        utility: largest utility so far by layer, float32 [rows, positions].
+        order: positions in the order of need by layer, int64 [rows, positions]; the last positions are evicted first.
+        utility: maximum utility so far by layer, float32 [rows, positions].
     """
 
     counts: list[int]
@@ -36,7 +36,7 @@ class Context:
 
 @dataclass
 class BudgetShares(FullScores):
-    """Calibrates the share of tokens that each head discards at a global compression.
+    """Calibrated share of tokens that each head discards at a global compression.
 
     A context is all tokens up to a segment, and its future the segments until `list_contexts`. The utility of a token
     is its largest contribution to the future (`utility.measure_utility`); the base's scores at the end of the context
@@ -75,9 +75,9 @@ class BudgetShares(FullScores):
             attention = attend_evenly(view, self.queries)
             for start, context in earlier.items():
                 end = self.spec.ends[start]
-                found = scatter_to_positions(measure_utility(view, attention, end), view)[:, :end]
+                utility = scatter_to_positions(measure_utility(view, attention, end), view)[:, :end]
                 before = context.utility.get(layer)
-                context.utility[layer] = found if before is None else torch.maximum(before, found)
+                context.utility[layer] = utility if before is None else torch.maximum(before, utility)
         if layer == self.spec.layers - 1:
             for start in [start for start in self._open if self._ends[start] == index]:
                 self._close(self._open.pop(start))
@@ -90,11 +90,11 @@ class BudgetShares(FullScores):
     def average(self) -> dict[str, Tensor]:
         """Return the means over contexts, and the tensors of the base's calibration."""
         self._close_all()
-        own = {name: self.sums[name] / max(self._measured, 1) for name in self.own_shapes(self.spec)}
-        return super().average() | own
+        means = {name: self.sums[name] / max(self._measured, 1) for name in self.own_shapes(self.spec)}
+        return super().average() | means
 
     def _order(self, view: View) -> Tensor:
-        """Return the positions in the order of need, int64 [rows, c_k]; those without a token are last.
+        """Return the positions in the order of need, int64 [rows, c_k]; positions without a token are last.
 
         A token is needed at the smallest capacity at which the base would keep it. Tokens of equal need follow in the
         order of the scores at this capacity.
@@ -103,12 +103,12 @@ class BudgetShares(FullScores):
         last = len(self._capacities) * count
         need = torch.full(exists.shape, last, device=exists.device)
         for number in reversed(range(len(self._capacities))):
-            place = self.rank(view, number).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-            need = torch.where(place < self._capacities[number], number * count + place, need)
+            rank = self.rank(view, number).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+            need = torch.where(rank < self._capacities[number], number * count + rank, need)
         return need.masked_fill(~exists, last).argsort(dim=1, stable=True)
 
     def _close_all(self) -> None:
-        """End all contexts; those without a future are dropped."""
+        """End all contexts, and drop contexts without a future."""
         for context in self._open.values():
             if context.utility:
                 self._close(context)
@@ -136,9 +136,9 @@ class BudgetShares(FullScores):
 def list_contexts(spec: ModelSpec) -> dict[int, int]:
     """Return the last segment of each context and the last segment of its future.
 
-    Scales: all cached scales but the last one, and the last two scales. Images by tokens: the condition and the first
+    Scales: all cached scales except the last, and the last two scales. Images by tokens: the condition and the first
     half of the lines, and the other lines. Texts, which may end at any length: the prompt and as many tokens after it,
-    then these together and as many tokens after them, and so on.
+    then both together and as many tokens after them, and so on.
     """
     last = len(spec.segments) - 1
     if spec.family == "next-scale":

@@ -30,8 +30,8 @@ class LUKV(CalibratedCapacities):
     Differs from these in: the table is applied after every segment, under a budget that holds after every layer,
     instead of once to a prompt, with linear interpolation between its rows. The future that tokens are useful to is the
     rest of a generation (`list_contexts`), through `queries` of each segment, instead of sampled answers to 30
-    questions about one text. The tokens of the base's sinks and window, which never leave, count as the most needed
-    ones. Where a head cannot hold its share, the heads that lack most get the rest.
+    questions about one text. The tokens of the base's sinks and window, which are never evicted, count as the most
+    needed. Where a head cannot hold its share, the heads that lack most get the rest.
 
     Attributes:
         scope: heads that compete: of the whole model (`global`), or of each `layer`.

@@ -28,9 +28,9 @@ def find_marginal_losses(utility: Floats) -> Floats:
 def discard(losses: Floats, tokens: int, scope: Scope) -> Floats:
     """Return the pruned share of each head at 1 to 99 % of global compression, [99, L, H].
 
-    The token of the smallest marginal loss is discarded first, at equal losses in the lower layer and head, until the
-    part of all tokens is discarded, or as many as the curves have. The marginal losses [L, H, n] are non-decreasing; a
-    head has `tokens` tokens and discards n at most.
+    The token of the smallest marginal loss is discarded first, on ties in the lower layer and head, until that share of
+    all tokens, or all tokens of the curves, are discarded. The marginal losses [L, H, n] are non-decreasing; a head has
+    `tokens` tokens and discards at most n.
     """
     if scope == "layer":
         return np.concatenate([discard(layer[None], tokens, "global") for layer in losses], 1)
@@ -44,9 +44,9 @@ def discard(losses: Floats, tokens: int, scope: Scope) -> Floats:
 def sum_percents(utility: Floats) -> Floats:
     """Return the summed utility of each percent of the tokens, [..., 100], from [..., tokens]."""
     curves = np.concatenate((np.zeros_like(utility[..., :1]), utility.cumsum(-1)), -1)
-    places = np.linspace(0, utility.shape[-1], PERCENTS + 1)
+    bounds = np.linspace(0, utility.shape[-1], PERCENTS + 1)
     heads = [
-        np.interp(places, np.arange(curves.shape[-1]), curve)
+        np.interp(bounds, np.arange(curves.shape[-1]), curve)
         for curve in curves.reshape(-1, curves.shape[-1])
     ]
     return np.diff(heads).reshape(*utility.shape[:-1], PERCENTS)
@@ -70,11 +70,11 @@ def interpolate_shares(table: Floats, ratio: float) -> Floats:
 
 
 def round_shares(wanted: Floats, total: int, lower: int, reach: Ints) -> Ints:
-    """Return whole capacities of heads with the sum `total`, int64 [T], from the `wanted` ones, float64 [T].
+    """Return whole capacities of heads with the sum `total`, int64 [T], close to the `wanted` shares, float64 [T].
 
-    Capacities are rounded down, and the rest goes to the heads that lack most (largest remainders). If the lower bounds
-    take more, the heads furthest above their shares lose it. A head holds at most `reach`, int64 [T], and at least
-    `lower` if `reach` permits; `total` lies between the sums of both bounds.
+    Shares are rounded down, and the rest goes to the heads that lack most (largest remainders). If the lower bounds
+    take more than `total`, the heads furthest above their shares lose it. A head holds at most `reach`, int64 [T], and
+    at least `lower` if `reach` permits; `total` lies between the sums of both bounds.
     """
     least = np.minimum(lower, reach)
     held = np.clip(np.floor(wanted + 1e-9).astype(np.int64), least, reach)
