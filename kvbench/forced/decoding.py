@@ -122,7 +122,7 @@ class ForcedDecoding(Model, Generic[M]):
         )
 
 
-@delegate("revision", "unfollowed", "check_prompts", "count_prompt_tokens")
+@delegate("revision", "ignored_settings", "check_prompts", "count_prompt_tokens")
 class ForcedOutputs(ForcedDecoding[OwnReadable]):
     """Forced decoding of a model's own outputs, which the full cache's run generates.
 

@@ -226,7 +226,7 @@ class Model(ModelDefaults, ABC):
         half: dtype of its blocks on a GPU, as in the official program's autocast.
         revision: increased when the same settings draw different samples, so that old runs are not reused.
         unused: settings that change no sample, which identities leave out.
-        unfollowed: settings of its files that decide its texts and that a run does not follow, JSON values by name.
+        ignored_settings: settings of its files that affect its texts and that a run ignores, JSON values by name.
         processes: processes that share the model; set before `load`.
         weights_sha256: hash of the loaded weights, part of a run's identity; empty until `load`.
     """
@@ -236,7 +236,7 @@ class Model(ModelDefaults, ABC):
     half: ClassVar[torch.dtype] = torch.bfloat16
     revision: ClassVar[int] = 0
     unused: ClassVar[tuple[str, ...]] = ()
-    unfollowed: Mapping[str, object] = {}
+    ignored_settings: Mapping[str, object] = {}
     processes: Processes = ALONE
     weights_sha256: str = ""
 

@@ -16,7 +16,7 @@ from kvbench.core.segments import ModelSpec, Segment, next_token_image
 from kvbench.forced.passes import ForcedPass, OwnReadable
 from kvbench.models.base import Cache, Calls, LeastWork, require_sizes
 from kvbench.models.files.checkpoints import State, WeightsError
-from kvbench.models.files.generation_config import list_unfollowed, read_generation_config
+from kvbench.models.files.generation_config import list_ignored, read_generation_config
 from kvbench.models.files.parameters import build_on_meta, fill_random, load_into
 from kvbench.models.files.weights import Source, check_sources, locate_all, prepare
 from kvbench.models.next_token import NextTokenModel
@@ -117,11 +117,11 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
         return replace(self.shape.describe(self.name, segments, 1), padding_counts=self.count_padding)
 
     @cached_property
-    def unfollowed(self) -> Mapping[str, object]:  # type: ignore[override]  # computed once
-        """Settings of the model's `generation_config.json` that generation does not follow; it may be downloaded."""
+    def ignored_settings(self) -> Mapping[str, object]:  # type: ignore[override]  # computed once
+        """Settings of the model's `generation_config.json` that are ignored; may download the model."""
         sources = self.list_sources()
         found = read_generation_config(sources["weights"]) if sources else {}
-        return list_unfollowed(found, asdict(self.sampling))
+        return list_ignored(found, asdict(self.sampling))
 
     @property
     def parameters(self) -> int:

@@ -53,7 +53,7 @@ def check_job(job: Job) -> None:
     job.model.check_files()
     _check_prompts(job, [*job.prompts, *(job.calibration_prompts if is_calibrated else ())])
     _check_metadata(job)
-    if found := ", ".join(f"{key}={value!r:.60}" for key, value in job.model.unfollowed.items()):
+    if found := ", ".join(f"{key}={value!r:.60}" for key, value in job.model.ignored_settings.items()):
         log.warning(
             "model=%s: its files say %s, which is not followed; model.sampling sets temperature, top_k and top_p",
             *(job.model.name, found),

@@ -208,7 +208,7 @@ def _describe_provenance(job: Job, calibrations: Calibrations) -> dict[str, obje
         "engine_sha256": identify_engine(),
         "classes": {part: describe_classes(classes) for part, classes in job.classes.items()},
         "sources": {part: source.describe() for part, source in job.model.list_sources().items()},
-        **({"not_followed": dict(found)} if (found := job.model.unfollowed) else {}),
+        **({"not_followed": dict(found)} if (found := job.model.ignored_settings) else {}),
         "arithmetic": describe_arithmetic(device, job.model.spec.head_dim, plan.dtype),
     }
 

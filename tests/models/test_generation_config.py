@@ -11,7 +11,7 @@ import pytest
 
 from kvbench.methods.full import Full
 from kvbench.models.files.checkpoints import WeightsError
-from kvbench.models.files.generation_config import list_unfollowed
+from kvbench.models.files.generation_config import list_ignored
 from kvbench.models.files.gguf import Gguf
 from kvbench.models.files.gguf_tokenizer import make_generation_config
 from kvbench.models.files.weights import Source
@@ -46,7 +46,7 @@ def test_every_key_that_transformers_processes_is_named() -> None:
     mixin = transformers.GenerationMixin
     source = inspect.getsource(mixin._get_logits_processor) + inspect.getsource(mixin._get_stopping_criteria)
     keys = set(re.findall(r"generation_config\.([a-z]\w+)", source))
-    found = list_unfollowed(dict.fromkeys(keys, 7), GREEDY)
+    found = list_ignored(dict.fromkeys(keys, 7), GREEDY)
     assert keys - found.keys() == WITHOUT_EFFECT | {"max_length"}  # which is model.max_tokens
     assert len(keys) > 30
 
@@ -70,7 +70,7 @@ def test_every_key_that_transformers_processes_is_named() -> None:
 def test_what_changes_texts_is_named(
     config: dict[str, object], sampling: dict[str, object], expected: dict[str, object]
 ) -> None:
-    assert list_unfollowed(config, sampling) == expected
+    assert list_ignored(config, sampling) == expected
 
 
 def test_a_run_says_once_what_it_does_not_follow(
@@ -94,10 +94,10 @@ def test_qwen3_and_gguf_files_name_theirs(folder: Path, tmp_path: Path) -> None:
     sources = {"weights": Source(KEY, str(tmp_path))}
     shape = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=16, vocabulary=12)
     qwen = Qwen3Model("small", shape, TextSampling(0), sources)
-    assert qwen.unfollowed == {"no_repeat_ngram_size": 3}
+    assert qwen.ignored_settings == {"no_repeat_ngram_size": 3}
     keys = {"general.sampling.temp": 0.6, "general.sampling.penalty_repeat": 1.1}
     config = make_generation_config(Gguf({**byte_vocabulary("smollm"), **keys}, {}))
-    assert list_unfollowed(config, GREEDY) == {
+    assert list_ignored(config, GREEDY) == {
         "do_sample": True, "temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1
     }  # fmt: skip
 

@@ -11,9 +11,9 @@ from huggingface_hub import constants
 
 from kvbench.models.files import hub as hub_module
 from kvbench.models.files.checkpoints import WeightsError
-from kvbench.models.files.hub import Listing
+from kvbench.models.files.hub import RepoSnapshot
 from kvbench.models.files.stored import choose_files, find_digest, list_files
-from kvbench.models.files.weights import Source, check_named, locate_all, survey
+from kvbench.models.files.weights import Source, check_named, locate_all, locate_or_list
 from tests.support.fake_hub import COMMIT, FakeHub
 
 T5 = {
@@ -94,8 +94,8 @@ def test_a_download_resumes_in_the_middle_of_a_file(hub: FakeHub) -> None:
     with pytest.raises(WeightsError, match=r"net\.pth of owner/model ended early .*run it again to resume"):
         NET.locate()
     assert (NET.find(), hub.sent) == (None, [("net.pth", 6)])
-    (known,) = survey([NET])
-    assert isinstance(known, Listing)
+    (known,) = locate_or_list([NET])
+    assert isinstance(known, RepoSnapshot)
     assert known.missing == {"net.pth": 6}
     hub.breaks_at, hub.sent = None, []
     assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
@@ -124,10 +124,10 @@ def test_whole_files_stay_when_a_download_ends(hub: FakeHub, monkeypatch: pytest
     assert bytes_of == {name: len(T5[name]) for name in NEEDED}
 
 
-def receive_part(content: bytes) -> tuple[Listing, Path]:
+def receive_part(content: bytes) -> tuple[RepoSnapshot, Path]:
     """What an earlier download of `net.pth` left: its listing and the file of its first bytes."""
-    (listing,) = survey([NET])
-    assert isinstance(listing, Listing)
+    (listing,) = locate_or_list([NET])
+    assert isinstance(listing, RepoSnapshot)
     partial = listing.find_partial("net.pth")
     partial.parent.mkdir(parents=True)
     partial.write_bytes(content)

@@ -15,7 +15,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
 from kvbench.models.files import checkpoints, parameters, stored, weights
 from kvbench.models.files.checkpoints import WeightsError, split_layers
-from kvbench.models.files.mapped import give_back, list_file_maps
+from kvbench.models.files.mapped import list_file_maps, release_pages
 from kvbench.models.files.parameters import Place
 from kvbench.models.files.weights import Source
 from kvbench.models.janus.files import clean_janus
@@ -216,7 +216,7 @@ def test_memory_given_back_keeps_its_numbers(tmp_path: Path) -> None:
     mapped = checkpoints.read(path)["numbers"]
     maps = list_file_maps()
     assert any(mapped.data_ptr() in one for one in maps)
-    give_back([mapped, numbers], maps)
+    release_pages([mapped, numbers], maps)
     assert torch.equal(mapped, torch.arange(1 << 16, dtype=torch.float32))
     assert torch.equal(mapped, numbers)
 

@@ -25,7 +25,7 @@ from kvbench.eval.protocol.base import find_missing
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.models.files.hub import format_bytes
-from kvbench.models.files.weights import check_named, survey
+from kvbench.models.files.weights import check_named, locate_or_list
 from kvbench.report.collect import read_runs
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
@@ -151,7 +151,7 @@ def _describe_logger(logger: object) -> str:
 def _find_weights(model: Model) -> str:
     """Return the origin of the weights and the size of the download; raise WeightsError that names what is missing."""
     sources, found = model.list_sources(), []
-    for part, place in zip(sources, survey(sources.values()), strict=True):
+    for part, place in zip(sources, locate_or_list(sources.values()), strict=True):
         if isinstance(place, Path):
             found.append(f"{part}: {place.name}, sha256 {check_named(place)[:12]}")
         else:

@@ -9,7 +9,7 @@ from kvbench.models.files.gguf import Gguf, read_gguf
 from kvbench.models.files.gguf_tokenizer import make_generation_config
 from kvbench.models.files.weights import Source
 
-UNFOLLOWED: Mapping[str, object] = {
+IGNORED: Mapping[str, object] = {
     **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "constraints", "dola_layers", "force_words_ids",
                      "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "max_time",
                      "sequence_bias", "stop_strings", "suppress_tokens", "token_healing", "watermarking_config")),
@@ -35,15 +35,15 @@ def read_generation_config(source: Source) -> Mapping[str, object]:
     return read_object(source, path) if path.is_file() else {}
 
 
-def list_unfollowed(config: Mapping[str, object], sampling: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of a `generation_config.json` that a run does not follow.
+def list_ignored(config: Mapping[str, object], sampling: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of a `generation_config.json` that a run ignores.
 
     Args:
         config: contents of the file.
         sampling: `temperature`, `top_k` and `top_p` of the run; temperature 0 takes the likeliest token.
     """
     drawn = bool(config.get("do_sample"))
-    ours = {**UNFOLLOWED, "do_sample": sampling["temperature"] != 0, **(sampling if drawn else {})}
+    ours = {**IGNORED, "do_sample": sampling["temperature"] != 0, **(sampling if drawn else {})}
     theirs = {"top_k": 50, **config} if drawn else config  # default of transformers when sampling
     return {
         key: found

@@ -59,7 +59,7 @@ class RepoPart:
 
 
 @dataclass(frozen=True)
-class Listing:
+class RepoSnapshot:
     """Files of a repository's part at a commit.
 
     Attributes:
@@ -142,13 +142,13 @@ class Listing:
         return self.folder / (self.part.file or "")
 
 
-def find_fetched(part: RepoPart) -> Listing | None:
+def find_fetched(part: RepoPart) -> RepoSnapshot | None:
     """Return the listing of a downloaded part, without network access; None unless every file exists."""
     listing = _read_record(part)
     return None if listing is None or listing.missing else listing
 
 
-def list_part(part: RepoPart) -> Listing:
+def list_part(part: RepoPart) -> RepoSnapshot:
     """Query the Hub for the files of a part and their sizes; a resolved revision keeps its commit.
 
     Raises:
@@ -180,7 +180,7 @@ def list_part(part: RepoPart) -> Listing:
     return _choose_files(part, str(info.sha), sizes, cache / "snapshots" / str(info.sha), hashes)
 
 
-def fetch(listings: Sequence[Listing]) -> None:
+def fetch(listings: Sequence[RepoSnapshot]) -> None:
     """Log the size of missing files and download them; an interrupted download resumes.
 
     Raises:
@@ -219,7 +219,7 @@ def format_bytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
-def _announce(todo: Sequence[Listing], cache: Path) -> None:
+def _announce(todo: Sequence[RepoSnapshot], cache: Path) -> None:
     needed = sum(size for listing in todo for size in listing.missing.values())
     if not needed:
         return
@@ -233,15 +233,15 @@ def _announce(todo: Sequence[Listing], cache: Path) -> None:
         )
 
 
-def _read_record(part: RepoPart) -> Listing | None:
+def _read_record(part: RepoPart) -> RepoSnapshot | None:
     try:
         record = parse_json(read_text(part.record))
-        return Listing(part, record["commit"], record["sizes"], Path(record["folder"]))
+        return RepoSnapshot(part, record["commit"], record["sizes"], Path(record["folder"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _list_cached(part: RepoPart, cache: Path) -> Listing:
+def _list_cached(part: RepoPart, cache: Path) -> RepoSnapshot:
     """Return the listing of a part in the Hub's own cache, which other programs may have filled."""
     branch = cache / "refs" / part.revision
     commit = read_text(branch).strip() if branch.is_file() else part.revision
@@ -260,7 +260,7 @@ def _list_cached(part: RepoPart, cache: Path) -> Listing:
 
 def _choose_files(
     part: RepoPart, commit: str, sizes: Mapping[str, int], folder: Path, hashes: Mapping[str, str]
-) -> Listing:
+) -> RepoSnapshot:
     """Return the listing of the files that are read."""
     if part.file is not None and part.file in sizes:
         names = [part.file]
@@ -271,4 +271,4 @@ def _choose_files(
     if not names:
         raise HubError(f"{part.repo} has no {part.file or 'weights'} at {part.revision}")
     lfs = {name: hashes[name] for name in names if name in hashes}
-    return Listing(part, commit, {name: sizes[name] for name in names}, folder, lfs)
+    return RepoSnapshot(part, commit, {name: sizes[name] for name in names}, folder, lfs)

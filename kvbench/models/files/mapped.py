@@ -22,7 +22,7 @@ def list_file_maps() -> list[range]:
     return maps
 
 
-def give_back(tensors: Iterable[Tensor], maps: Sequence[range]) -> None:
+def release_pages(tensors: Iterable[Tensor], maps: Sequence[range]) -> None:
     """Let the system drop the pages of tensors that are mapped from files; they are read again if they are needed.
 
     Otherwise pages that were read count as memory of the process until the whole file is unmapped.

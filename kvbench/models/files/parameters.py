@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from kvbench.core.files import derive_seed, hash_values
 from kvbench.models.files.checkpoints import Clean, State, WeightsError, is_safe, read, split_layers
-from kvbench.models.files.mapped import give_back, list_file_maps
+from kvbench.models.files.mapped import list_file_maps, release_pages
 from kvbench.models.files.weights import Source, prepare
 
 M = TypeVar("M", bound=nn.Module)
@@ -110,7 +110,7 @@ def _check_dtype(name: str, tensor: Tensor, expected: Tensor, where: str) -> Non
         raise WeightsError(f"{where}: {name} is {found}; must be one of {names}: convert the file")
 
 
-def put(module: nn.Module, name: str, tensor: Tensor) -> None:
+def set_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Replace a parameter on the meta device by a tensor."""
     owner, _, leaf = name.rpartition(".")
     part = module.get_submodule(owner)
@@ -151,9 +151,9 @@ def load_into(module: nn.Module, source: Source, clean: Clean, place: Place = to
                 _check_dtype(name, tensor, whole[name], f"{source.key}: {original}")
             if name in whole and whole[name].shape == tensor.shape:
                 placed = place(name, tensor)
-                put(module, name, placed.clone() if _find_memory(placed) in mapped else placed)
+                set_parameter(module, name, placed.clone() if _find_memory(placed) in mapped else placed)
             state[name] = tensor.to("meta")
-        give_back((tensor for tensor in group.values() if isinstance(tensor, Tensor)), maps)
+        release_pages((tensor for tensor in group.values() if isinstance(tensor, Tensor)), maps)
     check(state, module, source.key, original)
     files.check_unchanged()
     return files.sha256
@@ -199,7 +199,7 @@ def fill_random(module: nn.Module, place: Place = to_float32) -> str:
     def fill(path: str, owner: nn.Module, name: str, shape: torch.Size) -> None:
         full = f"{path}.{name}".lstrip(".")
         generator = torch.Generator().manual_seed(derive_seed(full))
-        put(module, full, place(full, _draw(owner, name, torch.empty(shape), generator)))
+        set_parameter(module, full, place(full, _draw(owner, name, torch.empty(shape), generator)))
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         list(pool.map(fill, *zip(*parts, strict=True)))  # raises the errors of threads

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvbench.core.claims import claim
 from kvbench.core.files import read_text, resolve_path, write_whole
 from kvbench.models.files.checkpoints import Clean, WeightsError, is_safe, read, split_layers
-from kvbench.models.files.hub import HubError, Listing, RepoPart, fetch, find_fetched, list_part
+from kvbench.models.files.hub import HubError, RepoPart, RepoSnapshot, fetch, find_fetched, list_part
 from kvbench.models.files.stored import find_digest, find_home, list_files, stage, write_tensors
 
 log = logging.getLogger(__name__)
@@ -86,13 +86,13 @@ class Source:
         return {**origin, "sha256": find_digest(path)}
 
 
-def survey(sources: Iterable[Source]) -> list[Path | Listing]:
+def locate_or_list(sources: Iterable[Source]) -> list[Path | RepoSnapshot]:
     """Return the local file or folder of each source, or its listing on the Hub.
 
     Raises:
         WeightsError: naming all missing sources.
     """
-    places: list[Path | Listing] = []
+    places: list[Path | RepoSnapshot] = []
     problems = []
     for source in sources:
         try:
@@ -114,13 +114,13 @@ def locate_all(sources: Sequence[Source]) -> list[Path]:
     Raises:
         WeightsError: naming all missing sources, or why a download failed.
     """
-    places = survey(sources)
+    places = locate_or_list(sources)
     try:
-        if listings := [place for place in places if isinstance(place, Listing)]:
+        if listings := [place for place in places if isinstance(place, RepoSnapshot)]:
             fetch(listings)
     except HubError as error:
         raise WeightsError(str(error)) from None
-    return [place.path if isinstance(place, Listing) else place for place in places]
+    return [place.path if isinstance(place, RepoSnapshot) else place for place in places]
 
 
 def check_named(path: Path) -> str:

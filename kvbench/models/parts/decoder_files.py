@@ -79,7 +79,7 @@ def clean_llama(state: State, head_dim: int, rotary_dim: int | None = None) -> S
     stay separate, so that `kvbench.models.files.parameters.check` refuses them by name.
     """
     joined = {
-        name: _pair_neighbours(tensor, head_dim, rotary_dim) if ROTATED.search(name) else tensor
+        name: _interleave_halves(tensor, head_dim, rotary_dim) if ROTATED.search(name) else tensor
         for name, tensor in state.items()
     }
     for name in [name for name in joined if ".q_proj." in name and "self_attn" in name]:
@@ -101,10 +101,10 @@ def split_decoder(state: Mapping[str, Tensor], shape: TextDecoderConfig) -> Stat
             )
             for part, rows in zip("qkv", parts, strict=True):
                 flat = rows.flatten(0, 1)
-                weight = flat if part == "v" else _pair_halves(flat, shape.head_dim)
+                weight = flat if part == "v" else _split_even_odd(flat, shape.head_dim)
                 split[name.replace("attention.wqkv", f"self_attn.{part}_proj")] = weight
         else:
-            split[name] = _pair_halves(tensor, shape.head_dim) if ROTATED.search(name) else tensor
+            split[name] = _split_even_odd(tensor, shape.head_dim) if ROTATED.search(name) else tensor
     named = _rename(split, {ours: file for file, ours in NAMES_BY_FILE.items()})
     return {HEAD if name == "output.weight" else PREFIX + name: tensor for name, tensor in named.items()}
 
@@ -114,7 +114,7 @@ def _rename(state: State, names: Mapping[str, str]) -> State:
     return {pattern.sub(lambda match: names[match[0]], name): tensor for name, tensor in state.items()}
 
 
-def _pair_neighbours(weight: Tensor, head_dim: int, rotary_dim: int | None = None) -> Tensor:
+def _interleave_halves(weight: Tensor, head_dim: int, rotary_dim: int | None = None) -> Tensor:
     """Reorder rows [heads x D, ...] so that a head's channels j and j + R/2 become 2 j and 2 j + 1.
 
     R is `rotary_dim`, D without it; the channels from R on stay.
@@ -127,6 +127,6 @@ def _pair_neighbours(weight: Tensor, head_dim: int, rotary_dim: int | None = Non
     return torch.cat((paired, others), 1).flatten(0, 1)
 
 
-def _pair_halves(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorder rows [heads x D, ...] back to halves: the inverse of `_pair_neighbours`."""
+def _split_even_odd(weight: Tensor, head_dim: int) -> Tensor:
+    """Reorder rows [heads x D, ...] back to halves: the inverse of `_interleave_halves`."""
     return weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
