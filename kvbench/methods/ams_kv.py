@@ -98,7 +98,7 @@ class Condensed(Method):
         current = view.position >= view.segment.start
         fits = view.segment.length <= capacity[:, None]
         overflows = (count_held(view) > capacity)[:, None]
-        age = exists.flip(1).cumsum(1).flip(1)  # number of slots from this one to the newest
+        age = exists.flip(1).cumsum(1).flip(1)  # number of slots from this slot to the newest
         if self.granularity == "scale":
             source = view.segment_ids.clamp(min=0)
             by_scale = age.new_zeros(len(age), view.segment.index + 1)

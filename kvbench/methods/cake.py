@@ -55,7 +55,7 @@ class AttentionSpread(LayerStatistics):
 def attend_window(view: View, chosen: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the attention of a window's queries and the valid queries of each row (`select.find_valid_queries`).
 
-    Attention is float32 [rows, query heads per KV head, n, slots], 0 for queries that a row does not have.
+    Attention is float32 [rows, query heads per KV head, n, slots], 0 for queries that a row lacks.
     """
     attention, valid = softmax_seen(view.scores(chosen)), find_valid_queries(view, chosen)
     return attention if valid is None else attention.masked_fill(~valid[:, None, :, None], 0), valid
@@ -65,7 +65,7 @@ def measure_moments(attention: Tensor, valid: Tensor | None) -> tuple[Tensor, Te
     """Return mean and variance of attention over queries, each [rows, query heads, slots].
 
     The variance has the divisor n - 1 and is 0 for one query. Attention [rows, query heads, n, slots] is 0 for queries
-    that a row does not have; `valid` is bool [rows, n], None for all.
+    that a row lacks; `valid` is bool [rows, n], None for all.
     """
     exists = torch.ones_like(attention[:, 0, :, 0]) if valid is None else valid.float()
     count = exists.sum(1)[:, None, None].clamp(min=1)

@@ -27,7 +27,7 @@ class Critical(Wrapper):
 
     Differs from the program in: the gate after W_o (VAR, Infinity) and the bias are left out; heads compete within
     their own sequence in any batch. A base whose score contains the norm of values is refused, because the norm would
-    count twice (expected_attention: set `norm=none`); HACK++, whose structural heads have one, is accepted. Scores
+    count twice (expected_attention: set `norm=none`); HACK++, whose structural scores contain it, is accepted. Scores
     below 0 would prefer small norms, so the base should score by attention. The value's own norm is used if a model
     does not expose W_o.
 

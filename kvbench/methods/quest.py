@@ -84,7 +84,7 @@ def bound_pages(queries: Tensor, keys: Tensor, exists: Tensor, page: int) -> Ten
     """Return the upper bound of q k^T over the keys of each page, float32 [rows, G, pages]; -inf without keys.
 
     Queries are [rows, G, D], keys [rows, slots, D] in order of position; `exists` is bool [rows, slots]. A page has
-    `page` slots, the last one possibly fewer.
+    `page` slots, the last page possibly fewer.
     """
     missing = -keys.shape[1] % page
     exists = torch.nn.functional.pad(exists, (0, missing))

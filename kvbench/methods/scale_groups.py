@@ -23,8 +23,8 @@ class ScaleGroups(Method):
 
     Attributes:
         remove: group that is not cached; `all` caches nothing.
-        condensed: scales at the start.
-        local: scales before the last one.
+        condensed: number of scales at the start.
+        local: number of scales before the last scale.
     """
 
     remove: Literal["none", "intermediate", "local", "condensed", "all"] = "none"

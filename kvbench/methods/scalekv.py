@@ -1,4 +1,4 @@
-"""ScaleKV: large capacities for drafter layers, small ones for refiners (NeurIPS 2025, arXiv:2505.19602)."""
+"""ScaleKV: large capacities for drafter layers, small capacities for refiners (NeurIPS 2025, arXiv:2505.19602)."""
 
 from dataclasses import dataclass
 from fractions import Fraction

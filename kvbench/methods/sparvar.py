@@ -31,7 +31,7 @@ class SparVAR(Method):
     are counted (`python -m benchmarks reads`), no time is saved.
 
     Attributes:
-        decision: index of the decision scale; None for the middle one.
+        decision: index of the decision scale; None for the middle scale.
         density: share of the tokens up to the decision scale that later scales attend to.
         sinks: leading scales that are read in full.
         strict: stop when the cache exceeds the run's budget.
@@ -50,7 +50,7 @@ class SparVAR(Method):
     )
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse a decision scale that the model does not have."""
+        """Refuse a decision scale that the model lacks."""
         super().check(spec, budget)
         if self.decision is not None and self.decision >= len(spec.segments):
             raise ValueError(

@@ -64,7 +64,7 @@ class VaSE(NewestKept):
 
     @property
     def graph_obstacle(self) -> str | None:
-        """Random draws differ between prompts, so that recorded ones would repeat."""
+        """Random draws differ between prompts; a recording would repeat the first."""
         return DRAWN_ON_HOST if self.draw else super().graph_obstacle
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:

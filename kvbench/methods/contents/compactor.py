@@ -164,8 +164,8 @@ class Compactor(NonCausal):
     A token's score is the `noncausal` score plus `mix` times the leverage of its key within its segment. The first
     tokens (`leading`) and the last tokens (`trailing`) are kept, and excluded from both.
 
-    Differs from the program in: see `noncausal`. The program's `mix` is the compression ratio of a run, 0.35 without
-    one, and its `leading` is 8.
+    Differs from the program in: see `noncausal`. The program's `mix` is the compression ratio of a run, or 0.35, and
+    its `leading` is 8.
 
     Attributes:
         mix: weight of leverage.

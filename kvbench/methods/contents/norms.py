@@ -70,7 +70,7 @@ class CUR(Scored):
 
     @property
     def graph_obstacle(self) -> str | None:
-        """The random projections differ between prompts, so that recorded ones would repeat."""
+        """The random projections differ between prompts; a recording would repeat the first."""
         return super().graph_obstacle if self.project is None else DRAWN_ON_HOST
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:

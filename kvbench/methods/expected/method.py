@@ -43,7 +43,7 @@ class QueryGaussians(Observer):
         """Add the segment's queries to the sums."""
         scales, k = self.spec.family == "next-scale", view.segment.index
         if not scales and k == 0:
-            return  # a prompt's queries, some of them padding, do not represent later ones
+            return  # a prompt's queries, some of them padding, do not represent later queries
         queries = view.queries(torch.arange(view.segment.length), rotated=scales).double().flatten(1, 2)
         tokens = sum(weigh_segments(self.spec))
         self.sums["mean"][view.layer, :, k] += self.select_conditional(queries.mean(1)).sum(0)

@@ -57,7 +57,7 @@ def fit_gaussian(
 
 
 def rotate_channels(x: Tensor, factor: Tensor) -> Tensor:
-    """Multiply pairs of channels of x [..., D] by complex numbers [D/2]."""
+    """Multiply the channel pairs (i, i + D/2) of x [..., D] by complex factors [D/2]."""
     first, second = x.chunk(2, -1)
     real, imaginary = factor.real, factor.imag
     return torch.cat((first * real - second * imaginary, first * imaginary + second * real), -1)

@@ -1,4 +1,4 @@
-"""HACK: small budgets for contextual heads, large ones for structural heads (AAAI 2026, arXiv:2504.09261)."""
+"""HACK: small budgets for contextual heads, large budgets for structural heads (AAAI 2026, arXiv:2504.09261)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ class HACK(Method):
     from HACK++ for the model, by the same authors. The paper cuts a head's tokens to its budget before attention, so
     its results include a loss of the scale being generated; here tokens are evicted after their layer ran, as with
     every method, and only the cache is limited. The paper's budgets are fractions of all tokens, including the last
-    scale, at which it merges evicted tokens into kept ones. It does not define the case of sinks and newest scale
+    scale, at which it merges evicted tokens into kept tokens. It does not define the case of sinks and newest scale
     larger than B_S.
 
     Attributes:
@@ -67,7 +67,7 @@ class HACK(Method):
         return ColumnVariance()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse sinks that exceed B / T; structural heads have at least that."""
+        """Refuse sinks that exceed B / T, the minimum capacity of structural heads."""
         super().check(spec, budget)
         check_capacity(spec, budget, self.sinks)
 

@@ -47,8 +47,8 @@ class HardKV(Scored):
 
     Each query marks the smallest set of tokens with the share `p` of its attention, after a selector altered the scores
     and a temperature calibrated them. `top_p` keeps every token that a query marked (the paper's cautious update), at
-    most B / heads in each head (its upper budget), and drops nothing from heads that are not longer than `start` of
-    that (its lower budget). `votes` keeps the same number in every head, the tokens with the most marks. `top_k` keeps
+    most B / heads in each head (its upper budget), and drops nothing from heads that hold at most the share `start` of
+    it (its lower budget). `votes` keeps the same number in every head, the tokens with the most marks. `top_k` keeps
     the same number in every head by mean probability, which is the selector without Hard-KV.
 
     Two selections follow the released program instead of the paper (`official`), to compare with its results. They need
@@ -56,8 +56,8 @@ class HardKV(Scored):
     tokens with the share `p` of the queries' mean attention, and the best `start` of B regardless of mass. The program
     only hides other tokens and has no cap; here they are evicted and the best B / heads are kept. `official_rewrite`
     drops nothing up to B / heads tokens; then it keeps the latest, all marked tokens and, in free capacity, the oldest
-    others: with too many marked tokens it loses the newest. Slots stay in order of time here. The program uses 128
-    queries and a window of 32, but of 127 for sparse `vanilla` and for `rkv`.
+    other tokens: if too many are marked, it loses the newest. Slots stay in order of time here. The program uses 128
+    queries, and a window of 127 for sparse `vanilla` and for `rkv`, otherwise of 32.
 
     Differs from the paper in: tokens that are not selected are evicted at once, not hidden until a rewrite (a hidden
     token is never attended to again, so the result is the same); with the full budget nothing is dropped; queries do

@@ -1,1 +1,1 @@
-"""Merging on eviction: evicted slots merge into the kept slots with the most similar keys, or into the next ones."""
+"""Merging on eviction: evicted slots merge into kept slots with the most similar keys, or into the next kept slots."""

@@ -81,9 +81,9 @@ def merge_slots(
 ) -> tuple[Tensor, Tensor]:
     """Merge slots into their targets (`How`): keys and values of all slots, shaped and typed as the arguments.
 
-    Keys and values are [rows, slots, D]. Of the slots of `pairs.leaves`, those that are `merges`, bool [rows, slots],
-    merge, and others are dropped. A released program merges the same number, but always the first that leave
-    (`first_sources`).
+    Keys and values are [rows, slots, D]. Of the evicted slots, `merges`, bool [rows, slots], are merged and other slots
+    are dropped. With `first_sources`, as in LOOK-M's released code, their targets get the contents of the first evicted
+    slots instead.
     """
     weight = torch.ones_like(pairs.similarity)
     if how == "weighted":

@@ -67,7 +67,7 @@ class LookM(Merger):
     keeps all text of a prompt, is `method.base.sinks=1` in a next-token model, whose first segment is the condition; a
     budget too small for the condition is refused. The release keeps the first four tokens of a prompt without images,
     filters the sources of `average` and `weighted` (`filter=rank_mean`), and with `average` then merges the first
-    evicted slots instead of the filtered ones (`official_sources`). Attention of query heads that share a KV head is
+    evicted slots instead of the filtered slots (`official_sources`). Attention of query heads that share a KV head is
     averaged. An average of rotated keys has no position, and an average of normalised keys is shorter than a key
     (`keys=keep`, `renormalise` and `similarity=unrotated` are kvbench's options).
 
@@ -213,7 +213,7 @@ class CaM(Merger):
     Differs from the program in: eviction happens once per segment; heads keep the base's tokens, the same in all heads
     only with a base like `tova`; draws depend only on the prompt, the layer and the segment. Attention of a prompt's
     own queries does not count, as in the program. In next-scale models nearly all evicted slots merge, and sums of
-    hundreds of values dominate the others (`normalise`): experimental there.
+    hundreds of values dominate other values (`normalise`): experimental there.
 
     Attributes:
         merge_budget: number of targets of a value.
@@ -235,7 +235,7 @@ class CaM(Merger):
 
     @property
     def graph_obstacle(self) -> str | None:
-        """Random draws differ between prompts, so that recorded ones would repeat."""
+        """Random draws differ between prompts; a recording would repeat the first."""
         drawn = DRAWN_ON_HOST if self.sample == "bernoulli" else None
         return drawn or super().graph_obstacle
 

@@ -16,7 +16,7 @@ from kvbench.methods.shared.view import View
 
 Importance = Literal["output", "mass"]
 Slots = tuple[slice, Tensor | None]
-"""A slice of slots and the mask of the valid ones, bool [rows, slots]; None if all are valid."""
+"""A slice of slots and the mask of its valid slots, bool [rows, slots]; None if all are valid."""
 
 
 @dataclass
@@ -29,8 +29,8 @@ class SubsetError(Observer):
     leave-one-out nor additive.
 
     Attributes:
-        importance: `output`: squared distance of attention's output from the full one, through the output projection if
-            the model provides it (`View.output_projection`); `mass`: attention that missing blocks receive.
+        importance: `output`: squared distance of attention's output from the full output, through the output projection
+            if the model exposes it (`View.output_projection`); `mass`: attention that missing blocks receive.
         queries: number of evenly spaced queries of each segment.
         recent: number of newest segments among the sources of a next-token model.
     """
@@ -114,7 +114,7 @@ class PartialAttention(NamedTuple):
 
 
 def attend_by_part(scores: Tensor, values: Tensor, parts: Sequence[Slots]) -> tuple[Tensor, Tensor]:
-    """Attend to each part of the past and the present on its own.
+    """Attend to each part of the past, and to the current segment, alone.
 
     Scores are float32 [rows, query heads per KV head, queries, slots], values [rows, slots, D]. Returns the log-sum-exp
     of the scores, float32 [rows, query heads per KV head, queries, parts], -inf without a slot, and outputs, float32

@@ -100,7 +100,7 @@ class Forecast(Scored):
     """Keep the tokens of highest forecast, an even share of B in every head.
 
     A method of this project. A position of an image has a similar role in all prompts: heads attend to fixed offsets,
-    and the attention of the present row or scale alone predicts little about the next ones. A calibration measures the
+    and the attention of the present row or scale predicts little about later segments. A calibration measures the
     importance I of each position to each later segment, for each head and branch of guidance (`PositionImportance`).
     The forecast after segment k is F_k = I_{k+1} + decay x F_{k+1}, for `output` the square root of that. The score of
     a slot is log F_k + surprise x s, plus the contrast of its value. Its surprise s is the sum of log a - log A over

@@ -75,7 +75,7 @@ class PrecisionError(SubsetError):
 
 
 def share(rows: Tensor) -> Tensor:
-    """Give the unconditional sequences, the second half of the rows, the contents of the conditional ones."""
+    """Give the unconditional sequences, the second half of the rows, the contents of the conditional sequences."""
     return rows[: len(rows) // 2].repeat(2, *[1] * (rows.dim() - 1))
 
 

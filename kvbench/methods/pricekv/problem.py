@@ -87,7 +87,7 @@ class Problem:
     def end_steps(self) -> Ints:
         """Step at which a source of lifetime k leaves a layer, int64 [K, L]; source k enters at the same step.
 
-        Sources that the last target has stay to the end.
+        Sources that the last target has are stored to the end.
         """
         steps = np.arange(self.segments)[:, None] * (self.layers + 1) + np.arange(self.layers) + 1
         steps[-1] = self.segments * (self.layers + 1)

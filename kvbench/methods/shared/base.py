@@ -24,7 +24,7 @@ class Method(Planned):
     the model's shapes, and `budget`.
 
     Attributes:
-        families: model families that the method supports; `check` refuses others.
+        families: model families that the method supports; `check` refuses other families.
         limits: ranges of settings by name; `check` refuses values outside.
         static: `keep` depends on the layer, the segment and the positions of the slots only, never on data or on the
             sequence. The cache then calls it once per (layer, segment) and reuses the result.
@@ -110,7 +110,7 @@ class Method(Planned):
         raise NotImplementedError
 
     def compare_layers(self, views: Sequence[View]) -> None:
-        """Look at all layers, in order, before `keep` is called for one after the other.
+        """Read the views of all layers, in order, before `keep` is called for each layer.
 
         Only if `uses.joint`. Tokens of the segment are pending in all layers until then, as during the segment.
         """

@@ -23,7 +23,7 @@ def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeg
 
 
 def count_safe(safeguard: float, capacities: Tensor) -> Tensor:
-    """Return the number of its own best slots that each head keeps, int64 [rows].
+    """Return how many of its best slots each head keeps in any case, int64 [rows].
 
     It is the share `safeguard` of the head's even capacity, int64 [rows]; a share above 0 is at least one slot.
     """

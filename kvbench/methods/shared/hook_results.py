@@ -17,7 +17,7 @@ class WrongTensor(UserError, ValueError):
 def require_tensor(
     hook: str, found: object, shape: torch.Size, layout: str, dtype: torch.dtype | None = None
 ) -> None:
-    """Check the shape and dtype (None for any floating-point one) of a hook's result; nothing is read from the device.
+    """Check shape and dtype (None: any floating-point dtype) of a hook's result; nothing is read from the device.
 
     The message contains the names of the dimensions, `layout`, such as `[rows, slots]`.
 

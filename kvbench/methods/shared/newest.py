@@ -19,7 +19,7 @@ class NewestKept(Scored):
     """Keep the newest tokens, and choose among older tokens anew at every eviction; a subclass writes `score`.
 
     Attributes:
-        window: newest tokens that are kept; None for `default_window`, but at most half of the capacity without sinks.
+        window: newest tokens that are kept; None for `default_window`, at most half of the capacity without sinks.
     """
 
     window: int | None = None

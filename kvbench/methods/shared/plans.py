@@ -1,4 +1,4 @@
-"""Plans of a method for prompts that are shorter than the longest one."""
+"""Plans of a method for prompts that are shorter than the longest prompt."""
 
 from collections.abc import Collection
 from dataclasses import fields, replace
@@ -14,7 +14,7 @@ MAX_PLANS = 64
 
 
 class Planned:
-    """A method that is prepared for the longest prompt, and once more for each length of shorter ones.
+    """Method that is prepared for the longest prompt, and once more for each length of shorter prompts.
 
     What is kept of a shorter text must not depend on the padding in front of its prompt.
 
@@ -25,7 +25,7 @@ class Planned:
 
     spec: ModelSpec
     budget: Budget
-    _longest: ModelSpec | None = None  # spec of the longest prompt, in a plan for a shorter one
+    _longest: ModelSpec | None = None  # spec of the longest prompt, in a plan for a shorter prompt
     _artifact: Artifact | None
     _plans: dict[int, Self]  # plans by tokens of the prompt, made since `prepare`
 

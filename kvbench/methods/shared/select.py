@@ -29,7 +29,7 @@ def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
 
     `grid` takes the centres of a square grid of patches (ScaleKV; the remainder of a side that the grid does not divide
     is not covered), or the last tokens of a single row or of a map smaller than the grid; `count` is a square number.
-    `last` takes the last tokens in raster order, `uniform` evenly spaced ones.
+    `last` takes the last tokens in raster order, `uniform` evenly spaced tokens.
     """
     return torch.tensor(_list_window(kind, segment, count))
 
@@ -249,7 +249,7 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
 
 
 def find_leading(view: View, count: int) -> Tensor:
-    """Return which slots hold the first `count` tokens of a row after its padding, bool [rows, slots]."""
+    """Return the slots of the first `count` tokens of each row after its padding, bool [rows, slots]."""
     first = count if view.padding is None else count + view.padding[:, None]
     return (view.position >= 0) & (view.position < first)
 
@@ -321,7 +321,7 @@ def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | 
 def check_capacity(
     spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 0, *, leading: int = 0
 ) -> None:
-    """Refuse more sinks than the model has, and budgets too small for them or for one token a head.
+    """Refuse more sinks than the model has, and budgets too small for them or for one token per head.
 
     A head must be able to hold the first segments (`sinks`), the first tokens of a sequence (`leading`) and `more`
     tokens.

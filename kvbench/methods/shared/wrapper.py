@@ -1,4 +1,4 @@
-"""Base class of methods around a scored one, from which they take scores, capacities and sinks."""
+"""Base class of methods around a scored method, from which they take scores, capacities and sinks."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Wrapper(Scored):
         if self.base.uses.replaces:
             raise ConfigError(
                 f"method.base: {type(self.base).__name__} merges tokens, which only the outermost method can; set its "
-                "method.base.merge=none, or make it the method and this one its base"
+                "method.base.merge=none, or make it the outer method"
             )
         self.branch_mode, self.strict = self.base.branch_mode, self.base.strict
         self.sinks, self.leading = self.base.sinks, self.base.leading
