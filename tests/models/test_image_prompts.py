@@ -113,22 +113,22 @@ def test_texts_have_their_own_length_whatever_the_file_remembers(owner: str, tmp
         assert read(owner, path).encode(TEXT) == expected
 
 
-SIZES = "its image tokens are not 8192 codes from number 4 on"
+SIZES = "its image tokens are not 8192 codes from id 4 on"
 LAST = spell(int(lumina.golden()["bpe2img"][8195]))
 OTHERS: list[tuple[str, dict[str, Any], str]] = [
     ("Janus-Pro", {"special": CHAT[:2]}, f"it has no token {JANUS[2]}"),
     ("Lumina-mGPT", {"special": {k: v for k, v in RESERVED.items() if k != "<racm3:break>"}},
      "it has no token <racm3:break>"),
     ("Lumina-mGPT", {"special": RESERVED | {"<reserved08706>": 8711, "<reserved08707>": 8710}},
-     "its token <reserved08706> is number 8711, not 8710"),
+     "its token <reserved08706> has id 8711, not 8710"),
     ("Lumina-mGPT", {"special": RESERVED | {"<reserved08824>": 8900}},
-     "its token <reserved08824> is number 8900, not 8828"),
+     "its token <reserved08824> has id 8900, not 8828"),
     ("Lumina-mGPT", {"codes": name_codes(8191)}, SIZES),
     ("Lumina-mGPT", {"codes": name_codes() | {LAST: 8900}}, SIZES),
     ("Lumina-mGPT", {"codes": name_codes(8191) | {spell(8192): 8195}}, SIZES),
     ("Emu3", {"lacking": ("<|image token|>",)}, r"it has no token <\|image token\|>"),
-    ("Emu3", {"words": {"<|visual token 000003|>": 900}}, "its image tokens are not 64 codes from number 265 on"),
-    ("Emu3", {"words": {"<|visual token 000064|>": 329}}, "its image tokens are not 64 codes from number 265 on"),
+    ("Emu3", {"words": {"<|visual token 000003|>": 900}}, "its image tokens are not 64 codes from id 265 on"),
+    ("Emu3", {"words": {"<|visual token 000064|>": 329}}, "its image tokens are not 64 codes from id 265 on"),
 ]  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def test_special_tokens_that_are_read_as_text_are_refused(
     plain = json.loads(path.read_text())
     plain["added_tokens"] = [one for one in plain["added_tokens"] if one["content"] != name]
     path.write_text(json.dumps(plain))
-    with pytest.raises(WeightsError, match=f"it does not read {reason}"):
+    with pytest.raises(WeightsError, match=f"it does not encode {reason}"):
         read(owner, path)
 
 
@@ -195,7 +195,7 @@ def test_prompts_that_do_not_fit_say_what_room_they_need() -> None:
     encode_prompts(["a b c"], tokenizer, 5)
     encode_prompts([], tokenizer, 5)
     encode_prompts(["a b"], hash_lines(replace(CONFIG, codes=100)), 7)
-    message = "prompt 'a b c d e' has 7 tokens: set model.prompt_tokens=7, which is 5"
+    message = "prompt 'a b c d e' has 7 tokens: raise model.prompt_tokens=5 to 7"
     with pytest.raises(ValueError, match=message):
         encode_prompts(["a b", "a b c d e", "a b c d"], tokenizer, 5)
     with pytest.raises(ValueError, match=message):

@@ -67,7 +67,7 @@ REFUSED = {
         ("sources.weights", LACKING, "model.sources names no weights; use model.weights=random"),
         ("tokenizer.codes", 64, "model.transformer.codes=8192: model.tokenizer.codes is 64"),
         *(("transformer.image", image, "two even numbers") for image in ([3, 4], [4, 5], [0, 4], [-2, -2])),
-        ("transformer.vocabulary", 8198, "codes=8192 and 6 special tokens leave no words"),
+        ("transformer.vocabulary", 8198, "codes=8192 and 6 special tokens leave no text tokens"),
     ],
     "emu3_gen": [
         ("sources.text", LACKING, "model.sources names no text; use model.weights=random"),
@@ -75,7 +75,7 @@ REFUSED = {
         ("tokenizer.latents", 8, "must be channels=4"),
         ("tokenizer.widths", [], "must have the channels of at least one resolution"),
         *(("transformer.image", image, "at least 2 tokens") for image in ([0, 5], [5, 0], [-2, -2])),
-        ("transformer.vocabulary", 32774, "codes=32768 and 6 special tokens leave no words"),
+        ("transformer.vocabulary", 32774, "codes=32768 and 6 special tokens leave no text tokens"),
         ("suffix", 3, "must be a text"),
         ("negative", [], "must be a text"),
     ],

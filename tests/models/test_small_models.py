@@ -106,7 +106,7 @@ def test_images_depend_on_prompt_and_noise_and_on_nothing_else(case: str, tiny: 
 @pytest.mark.parametrize(("overrides", "needed"), TOKENS)
 def test_prompts_too_long_are_refused_by_name(overrides: tuple[str, ...], needed: int) -> None:
     prompt = "one two three four five six seven eight"
-    told = f"prompt {prompt!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {needed - 1}"
+    told = f"prompt {prompt!r} has {needed} tokens: raise model.prompt_tokens={needed - 1} to {needed}"
     refuses(load(*overrides), prompt, told)
 
 

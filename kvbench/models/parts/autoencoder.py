@@ -91,7 +91,7 @@ class Norm(nn.Module):
 
 
 class SpatialNorm(nn.Module):
-    """Group norm with a scale and a shift for each place, linear in its code (MoVQ, arXiv:2209.09002).
+    """Group norm with a scale and a shift for each position, linear in its code (MoVQ, arXiv:2209.09002).
 
     Args:
         channels: C.
@@ -106,9 +106,9 @@ class SpatialNorm(nn.Module):
         self.scale, self.shift = (nn.Conv2d(codes, channels, 1) for _ in range(2))
 
     def forward(self, x: Tensor, codes: Tensor) -> Tensor:
-        """Normalise [B, C, H, W] under codes [B, channels, h, w]; H / h and W / w are whole numbers."""
+        """Normalise [B, C, H, W] under codes [B, codes, h, w]; H / h and W / w are integers."""
         height, width = codes.shape[2:]
-        # Places that share a code are axes of their own, so that neither scale nor shift is copied to each place.
+        # Positions that share a code get axes of their own, over which scale and shift are broadcast.
         scale, shift = (layer(codes)[:, :, :, None, :, None] for layer in (self.scale, self.shift))
         cells = normalise(self.norm, x).unflatten(3, (width, -1)).unflatten(2, (height, -1))
         out = (cells * scale).add_(shift).flatten(4, 5).flatten(2, 3)
@@ -125,7 +125,7 @@ def _make_norm(channels: int, codes: int) -> nn.Module:
 
 
 class ResBlock(nn.Module):
-    """Two convolutions and a shortcut, a 1x1 convolution if the channels change."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the channels change."""
 
     def __init__(self, inputs: int, outputs: int, codes: int = 0) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class _Middle(nn.Module):
 
 
 class _Resample(nn.Module):
-    """Halves the resolution by a strided convolution (`down`), or doubles it by upsampling and a convolution."""
+    """Strided convolution that halves the resolution (`down`), or upsampling and a convolution that double it."""
 
     def __init__(self, channels: int, *, down: bool) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ def _make_levels(
 
 
 def _steps(levels: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the modules of all levels in order; called one by one, each frees its input when it returns."""
+    """Yield the modules of all levels in order, so that a loop `x = module(x)` frees each input."""
     for level in levels:
         assert isinstance(level, _Level)
         for block, attention in zip(level.block, level.attn, strict=True):
@@ -289,10 +289,10 @@ class ConvDecoder(nn.Module):
     def forward(self, latents: Tensor, *codes: Tensor) -> Tensor:
         """Map latents [B, latents, h, w] to images [B, 3, h*patch, w*patch] in the weights' dtype.
 
-        With `code_channels` a second argument has the codes [B, code_channels, h, w].
+        With `code_channels` the second argument is the codes [B, code_channels, h, w].
         """
         dtype = self.conv_in.conv.weight.dtype
-        x, codes = self.conv_in(latents.to(dtype)), tuple(one.to(dtype) for one in codes)
+        x, codes = self.conv_in(latents.to(dtype)), tuple(code.to(dtype) for code in codes)
         if hasattr(self, "place"):
             x = x + self.place
         x = self.mid(x, *codes)
@@ -302,17 +302,17 @@ class ConvDecoder(nn.Module):
 
 
 class ImageTokenizer(nn.Module):
-    """Base class of image tokenizers; `decoder` is the last part of `decode`."""
+    """Base class of image tokenizers, whose `decode` ends with `decoder`."""
 
     decoder: ConvDecoder
 
     def cast_decoder(
         self, dtype: torch.dtype, how: Literal["decoder", "autocast", "cast"] = "decoder"
     ) -> None:
-        """Cast layers to a dtype and channels last: `decoder` alone, norms included; all layers with `cast`.
+        """Cast layers to a dtype and to channels last.
 
-        With `autocast` it is the decoder and the convolution before it, without norms, which stay in float32: the
-        rounding of `torch.autocast`.
+        `how` selects the layers: `decoder` alone, norms included; all layers (`cast`); or, with the rounding of
+        `torch.autocast`, the decoder and the convolution before it except norms, which stay in float32 (`autocast`).
         """
         before = self.get_submodule("post_quant_conv") if hasattr(self, "post_quant_conv") else nn.Identity()
         parts: list[nn.Module] = [self] if how == "cast" else [self.decoder]
@@ -332,7 +332,7 @@ class ImageTokenizer(nn.Module):
 
 @torch.no_grad()
 def close_branches(network: nn.Module) -> None:
-    """Zero the last layer of each residual branch of a network's blocks and mixers, to start training from."""
+    """Zero the last weights of each block and of each mixer's MLP over positions, for the start of training."""
     for module in network.modules():
         if isinstance(module, ResBlock):
             module.conv2.conv.weight.zero_()
@@ -341,5 +341,5 @@ def close_branches(network: nn.Module) -> None:
 
 
 def resize(x: Tensor, size: Size, mode: str = "bilinear") -> Tensor:
-    """Resize [B, C, H, W] without antialiasing; return x itself if it has the size."""
+    """Resize [B, C, H, W] to `size` (H, W) without antialiasing; return x itself if it has that size."""
     return x if tuple(x.shape[2:]) == size else F.interpolate(x, size, mode=mode, align_corners=False)

@@ -19,7 +19,7 @@ class CodebookConfig:
         widths: channels of each resolution level of encoder and decoder, highest resolution first.
         blocks: residual blocks per encoder level (the decoder has one more).
         stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution (official: 1).
-        base: channels after the encoder's first convolution (`ch` of the official programs); None for `widths[0]`,
+        base: channels after the encoder's first convolution (`ch` of the official code); None for `widths[0]`,
             which differs from it if `ch_mult[0]` is not 1.
     """
 
@@ -30,7 +30,7 @@ class CodebookConfig:
     stem: int = 1
     base: int | None = None
 
-    attention: ClassVar[Literal["middle", "lowest"]] = "lowest"  # of `NetworkConfig`
+    attention: ClassVar[Literal["middle", "lowest"]] = "lowest"  # see `NetworkConfig`
 
     def __post_init__(self) -> None:
         if not self.widths:
@@ -63,7 +63,7 @@ class VQGANConfig(CodebookConfig):
 
     @property
     def networks(self) -> NetworkConfig:
-        """Shapes of the encoder and the decoder."""
+        """Shape of encoder and decoder."""
         return replace(super().networks, latents=self.latents)
 
 
@@ -83,7 +83,7 @@ class VQGAN(ImageTokenizer):
 
     @property
     def _book(self) -> Tensor:
-        """Codes, float32 [tokens, channels]."""
+        """Codes, float32 [codes, channels]."""
         return self.quantize.embedding.weight
 
     def codes(self, tokens: Tensor) -> Tensor:

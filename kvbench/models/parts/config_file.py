@@ -11,7 +11,7 @@ from kvbench.models.parts.decoder import DecoderConfig
 
 FILE = "config.json"
 WHOLE_NAMES = ("model.safetensors", "pytorch_model.bin")
-"""Names of weights that the `config.json` of their folder describes."""
+"""Names of weight files that the `config.json` of their folder describes."""
 
 
 class Expected(NamedTuple):
@@ -19,7 +19,7 @@ class Expected(NamedTuple):
 
     Attributes:
         value: JSON value.
-        key: setting that gives it; None for what the program always computes.
+        key: config key that sets it; None for a value that no setting changes.
     """
 
     value: object
@@ -34,7 +34,7 @@ FIXED = {
     "sliding_window": None, "no_rope_layers": 1, "embedding_multiplier": 1, "residual_multiplier": 1,
     "logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None, "attn_logit_softcapping": None,
 }  # fmt: skip
-"""Values of keys without a setting: decoders compute nothing else. A list must have the value everywhere."""
+"""Required values of keys that no setting changes; every element of a list must have the value."""
 
 
 def expect_decoder(config: DecoderConfig) -> dict[str, Expected]:
@@ -59,46 +59,46 @@ def check_config(source: Source, expected: Mapping[str, Expected], section: str 
     describes the language model, the whole file if empty.
 
     Raises:
-        WeightsError: names the file and every key whose value differs; or the file is not a JSON object.
+        WeightsError: values differ (the message names the file and each key), or the file is not a JSON object.
     """
-    place = source.find()
-    path = None if place is None else _find_config(place)
+    weights = source.find()
+    path = None if weights is None else _find_config(weights)
     if path is None:
         return
-    found = _read_config(source, path, section)
+    values = _read_config(source, path, section)
     problems = [
-        _describe(f"{section}.{key}".lstrip("."), found[key], wanted)
+        _describe(f"{section}.{key}".lstrip("."), values[key], wanted)
         for key, wanted in expected.items()
-        if key in found and not _is_same(found[key], wanted.value)
+        if key in values and not _is_same(values[key], wanted.value)
     ]
     if problems:
         raise WeightsError(f"{source.key}: {path}: {'; '.join(problems)}")
 
 
-def _find_config(place: Path) -> Path | None:
-    """Return the `config.json` that describes a folder or a file of weights; None if there is none."""
-    folder = place if place.is_dir() else place.parent if place.name in WHOLE_NAMES else None
+def _find_config(weights: Path) -> Path | None:
+    """Return the `config.json` that describes a folder or file of weights; None if it does not exist."""
+    folder = weights if weights.is_dir() else weights.parent if weights.name in WHOLE_NAMES else None
     return folder / FILE if folder is not None and (folder / FILE).is_file() else None
 
 
 def _read_config(source: Source, path: Path, section: str) -> dict[str, object]:
-    """Return the values in a part of `config.json`; a key in a nested object has the names of both, with a dot."""
+    """Return the values of a section of `config.json`; keys of nested objects are `outer.inner`."""
     whole = read_object(source, path)
     values = whole.get(section, {}) if section else whole
     if not isinstance(values, Mapping):
         raise WeightsError(f"{source.key}: {path}: {section} is not an object; copy the model's file again")
     found = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
     nested = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-    found |= {f"{outer}.{key}": value for outer, one in nested.items() for key, value in one.items()}
+    found |= {f"{outer}.{key}": value for outer, inner in nested.items() for key, value in inner.items()}
     if found.get("use_sliding_window") is False:
         found.pop("sliding_window", None)  # files state its width even if it is unused
     return found
 
 
 def _is_same(found: object, wanted: object) -> bool:
-    """Return whether a value of the file is the wanted one; null leaves a key at its default."""
+    """Return whether a value of the file, or each element of its list, is the expected one; null is the default."""
     if isinstance(found, list):
-        return all(one == wanted for one in found)
+        return all(element == wanted for element in found)
     return found is None or found == wanted
 
 

@@ -1,6 +1,6 @@
 """Attention over the text, whose keys and values are computed once per image; parameter names are the official ones.
 
-Shapes: B sequences, T current tokens, H heads of D channels, W words of a text.
+Shapes: B sequences, T current tokens, H heads of D channels, W words (tokens of the text encoder).
 """
 
 import math
@@ -14,7 +14,7 @@ from kvbench.kernels.products import wide_products
 
 
 class TextKeys(NamedTuple):
-    """A layer's keys and values of the text [B, H, W, D], and a mask [B, 1, 1, W], -inf for absent words, else 0."""
+    """Keys and values of the text in a layer, [B, H, W, D], and a mask [B, 1, 1, W], -inf for padding, else 0."""
 
     keys: Tensor
     values: Tensor
@@ -22,13 +22,13 @@ class TextKeys(NamedTuple):
 
 
 class AbsorbedText(NamedTuple):
-    """A layer's keys and values of the text, multiplied by the projections of queries and output.
+    """Keys and values of the text in a layer, float32, multiplied by the projections of queries and output.
 
-    For few words this takes fewer operations per token.
+    If words are few, attention to them takes fewer operations per token.
 
     Attributes:
         keys: [B, H W, width], times the queries' projection and 1/sqrt(D).
-        bias: summand of the scores, [B, H W, 1]; -inf for absent words.
+        bias: summand of the scores, [B, H W, 1]; -inf for padding.
         values: [B, H W, width], times the output's projection, its bias included.
     """
 
@@ -52,7 +52,7 @@ class CrossAttention(nn.Module):
         """Project a text [B, W, width] with a mask of words, bool [B, W], for all calls of `forward`."""
         text = project_text(context, self.mat_kv.weight, self.v_bias, self.heads, mask)
         width = len(self.v_bias)
-        # Other dtypes round the queries, as the official program does.
+        # In 16 bits the official code rounds queries; absorbed ones would not be rounded.
         exact = text.keys.dtype == torch.float32
         return self._absorbed(text) if exact and mask.shape[1] * (self.heads - 1) < width else text
 
@@ -122,14 +122,14 @@ def project_text(
         weight: weight of the joint projection, [2 width, channels].
         v_bias: bias of the values, [width].
         heads: number of heads.
-        mask: mask of words, bool [B, W].
-        compute: dtype of projection and result; None for the weight's.
+        mask: bool [B, W], false for padding.
+        compute: dtype of projection and result; None for the dtype of `weight`.
     """
     bias = torch.cat((torch.zeros_like(v_bias), v_bias))
     dtype = compute or weight.dtype
     projected = linear(context, weight, bias, dtype).unflatten(-1, (2, heads, -1))
     keys, values = projected.permute(2, 0, 3, 1, 4)
-    # Rows of the mask start at multiples of 16 numbers; fused attention would copy others at every call.
+    # Rows of the mask start at multiples of 16 elements; fused attention would copy unaligned rows at every call.
     padded = torch.zeros(len(mask), 1, 1, -(-mask.shape[1] // 16) * 16, dtype=dtype, device=mask.device)
     absent = padded[..., : mask.shape[1]].masked_fill_(~mask[:, None, None], -math.inf)
     return TextKeys(keys, values, absent)
@@ -138,7 +138,7 @@ def project_text(
 def text_attention(q: Tensor, text: TextKeys) -> Tensor:
     """Attend from q [B, H, T, D] to the text, scaled by 1/sqrt(D), and return [B, T, H*D]."""
     if q.is_cuda:
-        # torch would choose cuDNN's attention on an H100, which plans anew for every number of words and of tokens.
+        # torch would choose cuDNN's attention on an H100, which replans for every number of words and of tokens.
         absent = text.absent.expand(*q.shape[:3], -1)
         call = torch.ops.aten._scaled_dot_product_efficient_attention
         out = call(q, text.keys, text.values, absent, torch.is_grad_enabled())[0]

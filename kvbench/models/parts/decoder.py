@@ -26,7 +26,7 @@ Add = Callable[[Tensor], Tensor]
 """Sums a layer's output over the processes that share its heads or hidden channels."""
 
 SPECIAL = 6
-"""Number of special tokens, neither words nor codes, that a text and its image need."""
+"""Number of special tokens, neither text tokens nor image codes, in the frame of a prompt and its image."""
 
 
 def add_nothing(x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class DecoderConfig:
         kv_heads: heads of keys and values, each shared by heads / kv_heads consecutive query heads.
         head_dim: channels of a head.
         hidden: channels of the feed-forward's hidden layer.
-        vocabulary: number of tokens.
+        vocabulary: number of distinct tokens.
         grid: rows and columns of the image that ends the sequence, which rotate its tokens; None to rotate tokens by
             their position.
         qk_norm: norm of each head's queries and keys before rotation: `none`, `rms` (`RMSNorm`, one weight for all
@@ -82,16 +82,16 @@ class DecoderConfig:
             raise ValueError(f"model.transformer.head_dim={self.head_dim}: must be a multiple of {even}")
 
     def count_layer_bytes(self, tokens: int) -> int:
-        """Return a layer's peak bytes on a GPU in 16-bit numbers for a number of tokens."""
-        number = 2
+        """Return a layer's peak bytes on a GPU for `tokens` tokens of 16-bit values."""
+        element = 2
         joint = (self.heads + 2 * self.kv_heads) * self.head_dim
-        attention = joint * 2 * number  # projected, and normalised and rotated
-        stream = self.width * 4 * number  # the stream, its norm, a branch's output, and the sum
-        return tokens * (stream + max(attention, 3 * number * self.hidden))
+        attention = joint * 2 * element  # projected, and normalised and rotated
+        stream = self.width * 4 * element  # the stream, its norm, a branch's output, and the sum
+        return tokens * (stream + max(attention, 3 * element * self.hidden))
 
     @property
     def choices(self) -> int:
-        """Number of tokens that can be drawn, the channels of the logits."""
+        """Number of tokens that can be sampled: the channels of the logits."""
         return self.vocabulary
 
     @property
@@ -126,7 +126,7 @@ class DecoderConfig:
 
 
 class ImageDecoderConfig(DecoderConfig):
-    """Base class of shapes of decoders that draw images."""
+    """Base class of shapes of decoders that generate images."""
 
     @property
     @abstractmethod
@@ -178,14 +178,14 @@ class PromptedImageConfig(ImageDecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LinedImageConfig(PromptedImageConfig):
-    """Shape of a language model that draws; `vocabulary` counts all tokens, image tokens too."""
+    """Shape of a language model that generates images; `vocabulary` counts image tokens too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vocabulary <= self.codes + SPECIAL:
             raise ValueError(
                 f"model.transformer.vocabulary={self.vocabulary}: codes={self.codes} and {SPECIAL} special tokens "
-                "leave no words"
+                "leave no text tokens; raise it"
             )
 
     @property
@@ -207,7 +207,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return x + h, or x where h is None, and its norm; all [..., channels]."""
+        """Return x + h, or x if h is None, and its norm; all [..., channels]."""
         return (x, self(x)) if h is None else add_rms_norm(x, h, self.weight, self.eps)
 
 
@@ -252,7 +252,7 @@ class GroupedAttention(nn.Module):
         return HeadNorms(q.weight, k.weight, q_bias, k_bias, self.config.eps)
 
     def forward(self, x: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
-        """Attend from the current tokens; x is normalised, the other arguments are as in `DecoderBlock.forward`."""
+        """Map normalised x [B, T, width] to an output of this shape; other arguments as in `DecoderBlock.forward`."""
         config, projection = self.config, self.wqkv
         joint = linear(x, projection.weight, projection.bias).unflatten(-1, (-1, config.head_dim))
         heads = grouped_norm_rope(joint, config.kv_heads, self._norms, rotation)
@@ -281,9 +281,9 @@ class SwiGLU(nn.Module):
     def join(self) -> None:
         """Store w1 and w3 as the halves of one matrix [2 hidden, width], so that one product computes both."""
         both = (self.w1, self.w3)
-        self._joint = torch.cat([one.weight.detach() for one in both])
-        for one, half in zip(both, self._joint.chunk(2), strict=True):
-            one.weight = nn.Parameter(half, requires_grad=one.weight.requires_grad)
+        self._joint = torch.cat([layer.weight.detach() for layer in both])
+        for layer, half in zip(both, self._joint.chunk(2), strict=True):
+            layer.weight = nn.Parameter(half, requires_grad=layer.weight.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, T, width] to [B, T, width]."""
@@ -310,7 +310,7 @@ class DecoderBlock(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Run the layer and return the stream and the feed-forward's output, which is not yet added to it.
 
-        One kernel adds a branch's output and computes the next norm.
+        The next layer adds it; unless norms follow their branches, one kernel adds it and computes the norm.
 
         Args:
             x: residual stream [B, T, width].
@@ -329,7 +329,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Maps embedded tokens to hidden states and logits.
+    """Network from embedded tokens to hidden states and logits.
 
     Args:
         config: shape of the decoder, or of a process's share (`kvbench.models.parts.tensor_parallel`).
@@ -350,15 +350,15 @@ class Decoder(nn.Module):
         `rotation` has the tokens' rows of `DecoderConfig.rotations`, complex64 [T, head_dim/2].
         """
         h, unrotated = None, self.config.unrotated
-        still = torch.ones_like(rotation) if unrotated else rotation
+        identity = torch.ones_like(rotation) if unrotated else rotation
         for layer, block in enumerate(self.layers):
-            x, h = block(x, h, layer, still if layer in unrotated else rotation, attend)
+            x, h = block(x, h, layer, identity if layer in unrotated else rotation, attend)
         return x if h is None else x + h
 
     def prepare_for(self, device: torch.device | str) -> None:
-        """Prepare filled weights for a device: on a GPU, w1 and w3 of every layer are one product.
+        """Prepare filled weights for a device: on a GPU one matrix product computes w1 and w3 of a layer.
 
-        On a CPU another size of product may round in another way.
+        On a CPU a product of another size may round differently, so that w1 and w3 stay separate.
         """
         if torch.device(device).type == "cuda":
             for module in self.modules():
@@ -370,7 +370,7 @@ class Decoder(nn.Module):
         return self.config.rotations(length).to(self.norm.weight.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed drawn tokens int64 [...] as [..., width]."""
+        """Embed tokens int64 [...] as [..., width]."""
         return self.tok_embeddings(tokens)
 
     def logits(self, x: Tensor) -> Tensor:

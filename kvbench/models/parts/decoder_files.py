@@ -44,10 +44,10 @@ def clean_decoder(raw: Mapping[str, object], shape: TextDecoderConfig) -> State:
     """Return a language model's state under the names of `TextDecoder`.
 
     The tensors have the names of transformers, of the whole model or of some layers. Joint projections of files
-    (`qkv_proj`, `gate_up_proj`) are split. A file with a tied embedding may contain it twice; a different second one
-    stays, so that it is refused.
+    (`qkv_proj`, `gate_up_proj`) are split. A file may contain a tied embedding twice; a head that differs from the
+    embedding is kept, so that `kvbench.models.files.parameters.check` refuses it.
     """
-    state = {name: one for name, one in strip_prefix(raw).items() if not name.endswith(FREQUENCIES)}
+    state = {name: value for name, value in strip_prefix(raw).items() if not name.endswith(FREQUENCIES)}
     _split_joint(state, shape)
     head, embedding = state.get("output.weight"), state.get("embed_tokens.weight")
     if shape.tied and head is not None and embedding is not None and torch.equal(head, embedding):
@@ -56,7 +56,7 @@ def clean_decoder(raw: Mapping[str, object], shape: TextDecoderConfig) -> State:
 
 
 def _split_joint(state: State, shape: TextDecoderConfig) -> None:
-    """Split joint projections in place; ones of another size stay, so that they are refused."""
+    """Split joint projections in place; projections of another size are kept, so that `check` refuses them."""
     kv = shape.kv_heads * shape.head_dim
     joint = {
         "qkv_proj": {"q_proj": shape.heads * shape.head_dim, "k_proj": kv, "v_proj": kv},
@@ -67,16 +67,16 @@ def _split_joint(state: State, shape: TextDecoderConfig) -> None:
             tensor, rows = state[name], list(parts.values())
             if tensor.ndim and len(tensor) == sum(rows):
                 split = dict(zip(parts, tensor.split(rows), strict=True))
-                state |= {name.replace(both, part): one for part, one in split.items()}
+                state |= {name.replace(both, part): piece for part, piece in split.items()}
                 del state[name]
 
 
 def clean_llama(state: State, head_dim: int, rotary_dim: int | None = None) -> State:
     """Return a language model's state under the decoder's names, with one projection of queries, keys and values.
 
-    The state has the file's names from `layers.` and `embed_tokens.` on. Files pair channel j of the first `rotary_dim`
-    of a head with the one `rotary_dim / 2` later (`kvbench.models.parts.rotary`). Projections that cannot be joined
-    stay separate, so that `kvbench.models.files.parameters.check` refuses them by name.
+    The state has the file's names from `layers.` and `embed_tokens.` on. Files rotate channel j of a head together with
+    channel j + `rotary_dim` / 2 (`kvbench.models.parts.rotary`). Projections that cannot be joined stay separate, so
+    that `kvbench.models.files.parameters.check` refuses them by name.
     """
     joined = {
         name: _interleave_halves(tensor, head_dim, rotary_dim) if ROTATED.search(name) else tensor
@@ -92,7 +92,7 @@ def clean_llama(state: State, head_dim: int, rotary_dim: int | None = None) -> S
 
 
 def split_decoder(state: Mapping[str, Tensor], shape: TextDecoderConfig) -> State:
-    """Return the state of a `TextDecoder` under the names of transformers; the inverse of `clean_decoder`."""
+    """Invert `clean_decoder` for heads that rotate whole: return a `TextDecoder`'s state under transformers' names."""
     split: State = {}
     for name, tensor in state.items():
         if "attention.wqkv." in name:
@@ -117,7 +117,7 @@ def _rename(state: State, names: Mapping[str, str]) -> State:
 def _interleave_halves(weight: Tensor, head_dim: int, rotary_dim: int | None = None) -> Tensor:
     """Reorder rows [heads x D, ...] so that a head's channels j and j + R/2 become 2 j and 2 j + 1.
 
-    R is `rotary_dim`, D without it; the channels from R on stay.
+    R is `rotary_dim`, or D if it is None; the channels from R on keep their order.
     """
     if not weight.ndim or not len(weight) or len(weight) % head_dim:
         return weight  # a tensor of a different model, whose shape `check` refuses
@@ -128,5 +128,5 @@ def _interleave_halves(weight: Tensor, head_dim: int, rotary_dim: int | None = N
 
 
 def _split_even_odd(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorder rows [heads x D, ...] back to halves: the inverse of `_interleave_halves`."""
+    """Reorder rows [heads x D, ...] back to halves: the inverse of `_interleave_halves` for R = D."""
     return weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

@@ -1,4 +1,4 @@
-"""Arithmetic of decoding: dtypes of a family's official program, and latents decoded to 8-bit pixels."""
+"""Arithmetic of decoding: dtypes of a family's official code, and latents decoded to 8-bit pixels."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,16 +14,16 @@ Rounding = Literal["nearest", "truncate"]
 
 HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 PIXELS_PER_CALL = 2**20
-"""Pixels decoded in one call, enough to fill a GPU: a megapixel takes gigabytes."""
+"""Maximum pixels decoded in one call unless one image has more, enough to fill a GPU: a megapixel takes gigabytes."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How the official program of a model family decodes latents on a GPU.
+    """Arithmetic by which the official code of a model family decodes latents on a GPU.
 
     Attributes:
         on_gpu: arithmetic of `decoder_dtype=auto` on a GPU; `tf32` is float32 with convolutions in TF32.
-        half: layers and norms of 16 bits (`ImageTokenizer.cast_decoder`).
+        half: layers that are cast to 16 bits, `how` of `ImageTokenizer.cast_decoder`.
         products: whether `tf32` includes matrix products.
         half_pixels: whether truncated pixel values are computed in the decoder's dtype, else in float32.
     """
@@ -40,7 +40,7 @@ class Decoding:
         return self.on_gpu if torch.device(device).type == "cuda" else "float32"
 
     def describe(self, chosen: DecoderDtype, device: torch.device | str) -> str:
-        """Return the resolved arithmetic with its kind of 16 bits, as the identity of a run has it."""
+        """Return the resolved arithmetic as a run's identity records it: after `half`, if layers are cast otherwise."""
         arithmetic = self.resolve(chosen, device)
         named = arithmetic in HALF_DTYPES and self.half != "decoder"
         return f"{self.half} {arithmetic}" if named else arithmetic
@@ -57,7 +57,7 @@ class Decoding:
     ) -> Tensor:
         """Decode latents [B, C, h, w] by a prepared tokenizer to pixels uint8 [B, h patch, w patch, 3] on the CPU.
 
-        Each of its calls decodes at most `PIXELS_PER_CALL` pixels, or one image. TF32 is set for these calls alone.
+        A call of the tokenizer decodes at most `PIXELS_PER_CALL` pixels, or one image. TF32 is set for its calls alone.
         """
         batch = max(1, PIXELS_PER_CALL // (latents[0, 0].numel() * patch**2))
         uses_tf32 = arithmetic == "tf32"
@@ -82,12 +82,12 @@ def round_pixels(images: Tensor, rounding: Rounding, half_pixels: bool) -> Tenso
 
 
 def count_decoding_bytes(config: NetworkConfig, images: int, cells: int, size: int = 4) -> int:
-    """Return the peak bytes of `Decoding.decode` on a GPU for images of `cells` cells and numbers of `size` bytes."""
+    """Return the peak bytes of `Decoding.decode` on a GPU for images of `cells` cells and values of `size` bytes."""
     widths = config.decoder_widths
     batch = min(images, max(1, PIXELS_PER_CALL // (cells * config.patch**2)))
-    numbers = []
+    elements = []
     for level, (width, before) in enumerate(zip(widths, (*widths[1:], widths[-1]), strict=True)):
         positions = batch * cells * 4 ** (len(widths) - 1 - level)
         # A block's input, its norm, and its first output; each side doubles around a convolution.
-        numbers += [positions * (2 * before + width), positions * width * (1 + 2 * 4) if level else 0]
-    return size * max(numbers)
+        elements += [positions * (2 * before + width), positions * width * (1 + 2 * 4) if level else 0]
+    return size * max(elements)

@@ -21,15 +21,15 @@ CELL = 16
 """Pixels per code along a side of Lumina-mGPT's images."""
 BEGIN, IMAGE, SEPARATOR, NEWLINE = "<s>", "<racm3:break>", "<reserved08706>", "<reserved08799>"
 LUMINA = {BEGIN: 0, IMAGE: 8197, SEPARATOR: 8710, NEWLINE: 8803}
-"""Numbers of the special tokens that Lumina-mGPT was trained with; its image tokens begin at number 4."""
+"""Ids of the special tokens that Lumina-mGPT was trained with; its image tokens begin at id 4."""
 DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
-"""Digits of the code by its letters in the name of an image token of Lumina-mGPT."""
+"""Digits by the letters that spell a code in the names of Lumina-mGPT's image tokens."""
 EMU3 = ("<|extra_203|>", "<|endoftext|>", "<|extra_200|>", "<|image start|>", "<|image token|>")
 """Names of Emu3's tokens that begin a text, pad, end a line, and begin an image's size and its codes."""
 
 
 def write_chat(prompt: str) -> str:
-    r"""Return a prompt in Janus-Pro's chat template, with special tokens as text.
+    r"""Return a prompt in Janus-Pro's chat template, with special tokens spelled out.
 
     >>> write_chat(" a red cube ")
     '<|User|>: a red cube\n\n<|Assistant|>:<begin_of_image>'
@@ -50,7 +50,7 @@ def write_request(prompt: str, image: tuple[int, int]) -> str:
 
 
 def name_size(codes: int) -> tuple[str, int]:
-    """Return name and number of Lumina-mGPT's token for an image side of `codes` codes.
+    """Return name and id of Lumina-mGPT's token for an image side of `codes` codes.
 
     >>> name_size(48)
     ('<reserved08824>', 8828)
@@ -60,7 +60,7 @@ def name_size(codes: int) -> tuple[str, int]:
 
 
 def write_beginning(prompt: str, image: tuple[int, int]) -> str:
-    """Return a prompt and the beginning of Emu3's image of (rows, columns) codes, with special tokens as text.
+    """Return a prompt and the beginning of Emu3's image of (rows, columns) codes, with special tokens spelled out.
 
     >>> write_beginning("a red cube", (90, 60))
     'a red cube<|image start|>90*60<|image token|>'
@@ -79,7 +79,7 @@ def read_janus(path: Path) -> FramedTokens:
 def blank(pad: int, tokens: list[int]) -> list[int]:
     """Return Janus-Pro's unconditional branch: all tokens except the first and the last are the pad token.
 
-    Unlike padding in front they are attended to, as in the official program.
+    Unlike padding in front, these tokens are attended to, as in the official code.
     """
     return [tokens[0], *[pad] * (len(tokens) - 2), tokens[-1]]
 
@@ -92,11 +92,11 @@ def read_lumina(path: Path, config: LinedImageConfig) -> FramedTokens:
     reader = open_tokenizer(path)
     for name, number in (*LUMINA.items(), *map(name_size, config.image)):
         if (token := find_token(reader, name)) != number:
-            raise ValueError(f"its token {name} is number {token}, not {number}")
+            raise ValueError(f"its token {name} has id {token}, not {number}")
     prefix = [LUMINA[IMAGE], *(name_size(side)[1] for side in config.image)]
     read = _read_framed(reader, LUMINA[BEGIN], partial(write_request, image=config.image), prefix)
     if read("")[-4] != LUMINA[SEPARATOR]:
-        raise ValueError(f"it does not read {SEPARATOR} as one token")
+        raise ValueError(f"it does not encode {SEPARATOR} as one token")
     codes = read_codes(
         reader.get_vocab(), "IMGIMG([A-J]+)Z", lambda name: int(name.translate(DIGITS)), 4, config.codes
     )
@@ -106,7 +106,7 @@ def read_lumina(path: Path, config: LinedImageConfig) -> FramedTokens:
 def read_emu3(path: Path, config: LinedImageConfig, suffix: str, negative: str) -> FramedTokens:
     """Read Emu3's byte-level `tokenizer.json`, whose image tokens are the last ones of the vocabulary.
 
-    `config` gives the size of images and the numbers of codes; `suffix` follows every prompt; `negative` is the prompt
+    `config` gives the size of images and the number of codes. `suffix` follows every prompt, `negative` is the prompt
     of the unconditional branch. See `open_tokenizer` for errors; a ValueError also if special tokens or codes are not
     the model's.
     """
@@ -115,7 +115,7 @@ def read_emu3(path: Path, config: LinedImageConfig, suffix: str, negative: str) 
     read = _read_framed(reader, begin, partial(write_beginning, image=config.image))
     empty, unconditional = read(""), read(negative)
     if [empty[1], empty[-1]] != ends:
-        raise ValueError(f"it does not read {EMU3[3]} and {EMU3[4]} as one token each")
+        raise ValueError(f"it does not encode {EMU3[3]} and {EMU3[4]} as one token each")
     first = config.vocabulary - config.codes
     codes = read_codes(reader.get_vocab(), r"<\|visual token (\d{6})\|>", int, first, config.codes)
     return FramedTokens(pad, lambda prompt: read(prompt + suffix), lambda _: [*unconditional], newline, codes)
@@ -130,7 +130,7 @@ def hash_chat(vocabulary: int) -> FramedTokens:
 
 
 def hash_lines(config: LinedImageConfig, suffix: str = "", negative: str | None = None) -> FramedTokens:
-    """Return a stand-in for the tokenizer of a model of lines without its file.
+    """Return a stand-in, without a file, for the tokenizer of a model that generates images in lines.
 
     Args:
         config: shape of the model.
@@ -159,7 +159,7 @@ def _read_framed(
 
 
 def forbid(codes: Tensor, newline: int, line: int) -> Callable[[int], Tensor]:
-    """Return a function from an image token's number, from 0, to the tokens that it cannot be, bool [tokens].
+    """Return a function from an image token's index to the tokens that it cannot be, bool [tokens].
 
     Args:
         codes: int64 [tokens], the image code of each token, -1 where it is not a code.
@@ -173,20 +173,20 @@ def forbid(codes: Tensor, newline: int, line: int) -> Callable[[int], Tensor]:
 def read_codes(
     vocabulary: Mapping[str, int], pattern: str, number: Callable[[str], int], first: int, codes: int
 ) -> Tensor:
-    """Return the code of every token, int64 [first + codes], -1 where it is none.
+    """Return the image code of every token, int64 [first + codes], -1 for other tokens.
 
     Args:
-        vocabulary: numbers of tokens by name.
+        vocabulary: ids of tokens by name.
         pattern: regular expression of the names of image tokens, whose group spells the code.
         number: returns the code that a group spells.
-        first: number of the first image token.
+        first: id of the first image token.
         codes: number of image codes.
 
     Raises:
-        ValueError: the image tokens are not `codes` consecutive ones from `first` on with each code once.
+        ValueError: image tokens do not have the `codes` consecutive ids from `first` on, or a code is repeated.
     """
     matches = ((re.fullmatch(pattern, name), token) for name, token in vocabulary.items())
     found = {token: number(match[1]) for match, token in matches if match}
     if sorted(found) != [*range(first, first + codes)] or sorted(found.values()) != [*range(codes)]:
-        raise ValueError(f"its image tokens are not {codes} codes from number {first} on")
+        raise ValueError(f"its image tokens are not {codes} codes from id {first} on")
     return torch.tensor([-1] * first + [found[token] for token in sorted(found)])

@@ -20,9 +20,9 @@ from kvbench.kernels.qk_norm_rope import qk_norm_rope
 from kvbench.models.parts.cross_attention import AbsorbedText, CrossAttention, TextKeys
 
 PIECE_BYTES = 128 << 20
-"""Bytes of a piece of the feed-forward's hidden layer, which whole would be the largest tensor of a generation.
+"""Maximum bytes of the feed-forward's hidden layer at once; whole it would be the largest tensor of a generation.
 
-A piece keeps a GPU busy and exceeds the embedded model's layer: splitting may select another matrix routine.
+A piece keeps a GPU busy. The embedded model's layer is smaller, because splitting may select another matrix routine.
 """
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Callable[[], Tensor]], Tensor]
@@ -173,7 +173,7 @@ class InfinityBlock(nn.Module):
     def forward(
         self, x: Tensor, layer: int, condition: LayerCondition, rotation: Tensor, attend: Attend
     ) -> Tensor:
-        """Run the layer over the current tokens; without gradients x is overwritten."""
+        """Run the layer over the current tokens x [B, T, width]; without gradients x is overwritten."""
         gate1, gate2, factor1, factor2, shift1, shift2 = condition.modulation
         dtype, norm = self.ffn.fc1.weight.dtype, self.ca_norm
         modulated = partial(modulate, x, factor1, shift1, dtype)
@@ -186,15 +186,15 @@ class InfinityBlock(nn.Module):
 
 def count_layer_bytes(rows: int, width: int, hidden: int) -> int:
     """Return a layer's peak bytes on a GPU for `rows` tokens of all sequences: bf16 branches, a float32 stream."""
-    number, stream = 2, 4
+    branch, stream = 2, 4
     # Queries, keys, values and attention's output; the feed-forward's input, hidden layer and activated copy.
-    attention = rows * width * (stream + 4 * number)
-    piece = min(rows * hidden * number, max(PIECE_BYTES, hidden * number))
-    return max(attention, rows * width * (stream + number) + 2 * piece)
+    attention = rows * width * (stream + 4 * branch)
+    piece = min(rows * hidden * branch, max(PIECE_BYTES, hidden * branch))
+    return max(attention, rows * width * (stream + branch) + 2 * piece)
 
 
 class AdaLNBeforeHead(nn.Module):
-    """Maps the condition to scale and shift of the norm before the head."""
+    """Projection of the condition to scale and shift of the norm before the head."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ def add_gated(x: Tensor, h: Tensor, gate: Tensor, *, rounded: bool) -> Tensor:
 
 @torch.no_grad()
 def init_linear(module: nn.Module, generator: torch.Generator) -> None:
-    """Initialise matrices for training so that outputs have unit variance, and biases to 0."""
+    """Initialise for training: matrices by N(0, 1 / columns), so that outputs have unit variance; biases by 0."""
     for name, parameter in module.named_parameters():
         if parameter.ndim >= 2 and name.endswith("weight"):
             parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
@@ -224,7 +224,7 @@ def init_linear(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def make_attend(segments: Sequence[Segment]) -> Attend:
-    """Return attention over all scales at once: each token attends to its own and earlier scales, logits unscaled."""
+    """Return attention over all segments at once: tokens attend to their own and earlier ones, logits unscaled."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor]) -> Tensor:  # noqa: ARG001
         parts = []

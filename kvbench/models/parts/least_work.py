@@ -7,13 +7,13 @@ from kvbench.models.base import LeastWork
 from kvbench.models.parts.autoencoder import ConvDecoder, NetworkConfig
 
 LAYERS, HEADS = ("layers", "blocks", "block_chunks"), ("head", "output", "gen_head")
-"""First parts of the names of a transformer's layers, and of what computes its logits."""
+"""First parts of the module names of a transformer's layers, and of the projections to its logits."""
 PER_PROMPT = {"ada_lin", "mat_kv"}
-"""Linear layers in the layers that a prompt passes, not each token."""
+"""Names of linear layers inside transformer layers that run once per prompt, not per token."""
 
 
 def count_products(transformer: nn.Module) -> LeastWork:
-    """Return the weights of the products that tokens pass."""
+    """Count the weights of the matrix products that every token passes, in layers and heads."""
     counts = dict.fromkeys((*LAYERS, *HEADS), 0)
     for name, module in transformer.named_modules():
         parts = name.split(".")
@@ -23,8 +23,8 @@ def count_products(transformer: nn.Module) -> LeastWork:
 
 
 def count_decoding(decoder: ConvDecoder, config: NetworkConfig, cells: int) -> int:
-    """Return the operations of convolutions and products that decode the latents of an image, on the meta device."""
-    from torch.utils.flop_counter import FlopCounterMode  # a run does without
+    """Count the floating-point operations of convolutions and products that decode an image of `cells` cells."""
+    from torch.utils.flop_counter import FlopCounterMode  # runs do not need it
 
     size = config.grid if config.mixers else (1, cells)
     channels = [config.latents, *[config.code_channels] * (config.code_channels > 0)]

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 def hash_words(words: Sequence[str], first: int, vocabulary: int) -> list[int]:
-    """Return a token from `first` to `vocabulary` - 1 for each word by its hash, in place of a tokenizer's file."""
+    """Map each word by its hash to a token from `first` to `vocabulary` - 1, in place of a tokenizer's file."""
     return [first + int(hash_content(word)[:14], 16) % (vocabulary - first) for word in words]
 
 
@@ -64,7 +64,7 @@ def open_tokenizer(path: Path) -> "Reader":
 
     Raises:
         ImportError: the `text` extra is not installed.
-        ValueError: not a tokenizer.
+        ValueError: the file is not a tokenizer.
     """
     from tokenizers import Tokenizer
 
@@ -72,14 +72,14 @@ def open_tokenizer(path: Path) -> "Reader":
         reader = Tokenizer.from_file(str(check_file(path)))
     except Exception as error:  # the library raises nothing more particular
         raise ValueError(str(error)) from None
-    # A file may contain the length of its last text, which official programs reset.
+    # A file may store settings of truncation and padding, which official code resets.
     reader.no_truncation()
     reader.no_padding()
     return reader
 
 
 def find_token(reader: "Reader", name: str) -> int:
-    """Return the number of a token.
+    """Return the id of a token.
 
     Raises:
         ValueError: no token has the name.
@@ -119,7 +119,7 @@ def encode_prompts(prompts: Sequence[str], tokenizer: Tokenizer, capacity: int) 
     if longest is not None and len(rows[longest]) > capacity:
         needed = len(rows[longest])
         raise ValueError(
-            f"prompt {prompts[longest]!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {capacity}"
+            f"prompt {prompts[longest]!r} has {needed} tokens: raise model.prompt_tokens={capacity} to {needed}"
         )
     return rows
 
