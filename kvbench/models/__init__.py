@@ -1,1 +1,1 @@
-"""Inference models that load the official weights; each ends in `cache.attend`."""
+"""Models for inference; every self-attention layer calls `cache.attend`."""

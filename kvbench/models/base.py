@@ -19,29 +19,29 @@ from kvbench.models.noise import Noise
 from kvbench.models.outputs import Outputs
 
 Calls = Mapping[str, Sequence[tuple[object, str]]]
-"""Parts of a loaded model by phase (`text`, `transformer`, `decode`): objects and the names of their methods."""
+"""Methods of a loaded model's parts by phase (`text`, `transformer`, `decode`): pairs of object and method name."""
 MAX_SIZE = 2**24
-"""Largest size in a model's shape: more than any vocabulary, width or text has."""
+"""Maximum of each size in a model's shape, above any published vocabulary, width or text length."""
 
 
 class NotFinite(UserError, FloatingPointError):
-    """Logits contain NaN or infinity; the message names prompt and scale."""
+    """Logits or hidden states are not finite; the message names prompt and segment."""
 
 
-def require_finite(logits: Tensor, scale: int) -> None:
-    """Check that the logits [prompts, ...] of a scale are finite.
+def require_finite(values: Tensor, segment: int) -> None:
+    """Check that the logits or hidden states [prompts, ...] of a segment are finite.
 
     Raises:
-        NotFinite: some are not finite.
+        NotFinite: a value is not finite.
     """
-    finite = torch.isfinite(logits)
+    finite = torch.isfinite(values)
     if not finite.all():
         prompt = finite.flatten(1).all(1).tolist().index(False)
-        raise NotFinite(f"logits are not finite: prompt {prompt} of the batch, scale {scale}")
+        raise NotFinite(f"logits or states are not finite: prompt {prompt} of the batch, segment {segment}")
 
 
 class FiniteCheck:
-    """Checks that the logits of all scales are finite; on a GPU at the end, so that the host never waits."""
+    """Check that the logits of all scales are finite; a GPU's are checked at the end, so that the host waits once."""
 
     def __init__(self) -> None:
         self._maxima: list[Tensor] = []
@@ -50,7 +50,7 @@ class FiniteCheck:
         """Check the logits [prompts, ...] of the next scale: at once on a CPU, in `conclude` on a GPU.
 
         Raises:
-            NotFinite: some are not finite.
+            NotFinite: a logit is not finite.
         """
         if logits.is_cuda:
             self._maxima.append(logits.abs().flatten(1).amax(1, keepdim=True))  # NaN if a logit is
@@ -61,7 +61,7 @@ class FiniteCheck:
         """Check the logits noted on a GPU.
 
         Raises:
-            NotFinite: some were not finite.
+            NotFinite: a logit is not finite.
         """
         if self._maxima:
             for scale, maximum in enumerate(torch.stack(self._maxima).cpu()):
@@ -69,10 +69,10 @@ class FiniteCheck:
 
 
 def require_sizes(key: str, config: object, *names: str) -> None:
-    """Check that the sizes of these names in `config`, which is under a config key, are from 1 to `MAX_SIZE`.
+    """Check that the fields `names` of `config`, the settings under `key`, are from 1 to `MAX_SIZE`.
 
     Raises:
-        ValueError: naming the first one that is not.
+        ValueError: a size is outside the range; the message names the first one.
     """
     for name in names:
         if (size := getattr(config, name)) < 1:
@@ -82,10 +82,10 @@ def require_sizes(key: str, config: object, *names: str) -> None:
 
 
 def refuse(key: str, config: object, **rules: tuple[bool, str]) -> None:
-    """Raise if a setting of `config` is wrong; `rules` gives for each whether it is, and the text after "must".
+    """Check settings of `config`; `rules` gives, by name, whether a setting is wrong, and the words after "must".
 
     Raises:
-        ValueError: naming the first wrong setting.
+        ValueError: a setting is wrong; the message names the first one under `key`.
     """
     for name, (wrong, rule) in rules.items():
         if wrong:
@@ -98,7 +98,7 @@ def read_labels(prompts: Sequence[str], classes: int, model: str) -> list[int]:
     Later words, such as the class's name, are ignored. `model` is the model's name for the message.
 
     Raises:
-        ValueError: naming the first prompt that names no class.
+        ValueError: a prompt names no class; the message shows the first one.
     """
     labels = []
     for prompt in prompts:
@@ -118,7 +118,7 @@ class TextFeatures:
 
     Attributes:
         values: float32 [sum of lengths, channels].
-        lengths: words (tokens of the text encoder) of each prompt.
+        lengths: words of each prompt; a word is a token of the text encoder.
     """
 
     values: Tensor
@@ -138,14 +138,14 @@ class TextFeatures:
 
 
 class LeastWork(NamedTuple):
-    """Work of a generation beside attention that no program of the model avoids.
+    """Work of a generation beside attention that no implementation of the model avoids.
 
     Attributes:
-        layers: weights of the matrix products that each token passes.
-        head: weights of those that only tokens pass after which one is drawn.
-        decoder: weights of an image's decoder.
-        decoding: operations of decoding an image.
-        arithmetic: arithmetic of these on a GPU: a dtype or `tf32`.
+        layers: parameters of the matrix products of every token.
+        head: parameters of the matrix products of only those tokens from whose logits a token is sampled.
+        decoder: parameters of an image's decoder.
+        decoding: floating-point operations of decoding an image.
+        arithmetic: arithmetic of the decoder on a GPU: a dtype or `tf32`.
     """
 
     layers: int = 0
@@ -159,7 +159,7 @@ class Cache(Protocol):
     """Interface of a cache for models; implemented by `kvbench.engine.cache.KVCache`.
 
     Attributes:
-        repetitions: records of steps or of whole segments, kept between generations; None if nothing can be replayed.
+        repetitions: recordings of steps or of whole segments, kept between generations; None if nothing is recorded.
     """
 
     repetitions: Repetitions | None
@@ -179,7 +179,7 @@ class Cache(Protocol):
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor] | None = None
     ) -> Tensor:
-        """Attend from q to the layer's cached keys and values and the current k, v; all [sequences, heads, tokens, D].
+        """Attend from q to cached and current keys and values; tensors and result are [sequences, heads, tokens, D].
 
         `raw_queries` computes the projected queries (before bias, norm, scale, rotation) for methods that need them.
         """
@@ -190,21 +190,21 @@ class Cache(Protocol):
         ...
 
     def open_steps(self) -> Repeat | None:
-        """Return the function that runs the one-token steps of the segment by one recording; None to run each step."""
+        """Return a function that runs the segment's one-token steps by one recording; None if nothing is recorded."""
         ...
 
 
 @dataclass(kw_only=True, eq=False)
 class ModelDefaults:
-    """Choices of other groups that a model's file names; a run's identity does not contain them.
+    """Defaults of other configuration groups, set in a model's file; a run's identity does not contain them.
 
     Attributes:
         default_leading: first tokens of a text that methods keep if the configuration names no `protect.leading`.
-        default_prompts: prompt set if the command, a sweep or a preset names none; None: the configuration's.
-        default_windows: windows of methods likewise, `image` or `text`.
+        default_prompts: prompt set if the command, a sweep or a preset names none; None: that of `conf/config.yaml`.
+        default_windows: windows of methods if none are named, `image` or `text`.
         default_base: method around which `method=pricekv` is built; None: `forecast`, which is for images.
-        default_eval: metrics likewise, one file of `conf/eval` or several.
-        default_file_eval: the same for `prompts=file`; None: `default_eval`.
+        default_eval: metrics if none are named, one file of `conf/eval` or several.
+        default_file_eval: metrics for `prompts=file` if none are named; None: `default_eval`.
     """
 
     default_leading: int = 0
@@ -223,8 +223,8 @@ class Model(ModelDefaults, ABC):
     Attributes:
         name: name as in `conf/model`.
         output: kind of its samples, `images` or `texts`.
-        half: dtype of its blocks on a GPU, as in the official program's autocast.
-        revision: increased when the same settings draw different samples, so that old runs are not reused.
+        half: dtype of its blocks on a GPU, as in the official code's autocast.
+        revision: increased when the same settings give different samples, so that old runs are not reused.
         unused: settings that change no sample, which identities leave out.
         ignored_settings: settings of its files that affect its texts and that a run ignores, JSON values by name.
         processes: processes that share the model; set before `load`.
@@ -255,11 +255,11 @@ class Model(ModelDefaults, ABC):
 
         Raises:
             NotFinite: the model produced NaN or infinite logits.
-            ValueError: the model cannot read a prompt.
+            ValueError: a prompt is not valid for the model.
         """
 
     def resolve_settings(self, device: torch.device | str) -> Mapping[str, object]:
-        """Return the settings whose meaning depends on the device, as the identity of a run has them."""
+        """Return settings that a run's identity has resolved, such as those whose meaning depends on the device."""
         return {}
 
     def list_sources(self) -> Mapping[str, Source]:
@@ -270,14 +270,14 @@ class Model(ModelDefaults, ABC):
         """Download, convert and copy to the node's disk the files that `load` reads.
 
         Raises:
-            WeightsError: naming all missing files.
+            WeightsError: files are missing; the message names all of them.
         """
 
     def check_files(self) -> None:
-        """Compare what local files say of the network with the settings; nothing is downloaded.
+        """Check that local files describe the network as the settings do, without a download.
 
         Raises:
-            WeightsError: naming the file and the keys that differ.
+            WeightsError: values differ; the message names the file and the keys.
         """
 
     @property
@@ -287,7 +287,7 @@ class Model(ModelDefaults, ABC):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, for plans and profiles; available without weights."""
+        """Number of parameters, for plans and profiles, available without weights; 0 if it is unknown."""
         return 0
 
     @property
@@ -312,11 +312,11 @@ class Model(ModelDefaults, ABC):
         """Check prompts before weights are loaded.
 
         Raises:
-            ValueError: naming a prompt that the model cannot read.
+            ValueError: a prompt is not valid for the model; the message shows it.
         """
 
     def count_prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
-        """Return the tokens of each prompt without padding; empty if prompts have no padding, or it counts as held.
+        """Return the token count of each prompt without padding; empty without padding, or if it counts in the budget.
 
         Raises:
             ValueError: a prompt cannot be encoded.

@@ -1,4 +1,4 @@
-"""Base class of image models: a transformer draws latents, a tokenizer decodes them."""
+"""Base class of image models: a transformer generates latents, a tokenizer decodes them."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -43,11 +43,10 @@ class ImageModel(Model, Generic[N, T]):
         tokenizer: shape of the image tokenizer.
         sampling: guidance, temperature and truncation.
         sources: source of the weights of each part.
-        weights: `files`, or `random` numbers in the model's shape (and a hash in place of the text encoder), for timing
-            and tests.
+        weights: `files`, or `random` values (and a hash in place of the text encoder), for timing and tests.
         decoder_dtype: dtype in which latents are decoded; `auto` is float32 on a CPU and the arithmetic of the
-            official program (`decoding`) on a GPU.
-        rounding: rounding of pixel values to 8 bits, half to even or down.
+            official code (`decoding`) on a GPU.
+        rounding: rounding of pixel values to 8 bits: half to even (`nearest`) or down (`truncate`).
     """
 
     name: str
@@ -70,15 +69,15 @@ class ImageModel(Model, Generic[N, T]):
     @property
     @abstractmethod
     def _cleans(self) -> dict[str, Clean]:
-        """Conversions of the transformer's and the tokenizer's source, or of one source with both under these names."""
+        """Conversions by source: of `transformer` and `tokenizer`, or of one source with the tensors of both."""
 
     def _read_text(self, device: torch.device | str) -> tuple[Any, str]:
-        """Return the encoder of prompts, None for classes, and the SHA-256 of its file, empty without one."""
+        """Return the encoder of prompts, None for classes, and the SHA-256 of its file, empty if it has no file."""
         return None, ""
 
     @abstractmethod
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
-        """Draw the latents of a batch, float32 [B, channels, h, w]."""
+        """Generate the latents of a batch, float32 [B, channels, h, w]."""
 
     @property
     def parameters(self) -> int:
@@ -164,7 +163,7 @@ class ImageModel(Model, Generic[N, T]):
         )
 
     def _fill(self, device: torch.device | str) -> str:
-        """Fill the networks, parameter by parameter on the device, and return the SHA-256 of all sources."""
+        """Fill the networks, parameter by parameter on the device, and return the joined SHA-256 of all sources."""
         networks: list[nn.Module] = [self._transformer, self._tokenizer]
         prefixes = ["transformer.", "tokenizer."]
         if len(self._cleans) == 1:

@@ -1,4 +1,4 @@
-"""Base classes of next-token models, whose decoder draws texts or images token by token."""
+"""Base classes of next-token models, whose decoder generates texts or images token by token."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ class NextTokenModel(Model, Generic[N]):
     def activation_bytes(self, prompts: int) -> int:
         """Return the peak bytes of a generation on a GPU without weights and cache.
 
-        The peak is in a layer over the prompts or in the draw of a token.
+        The peak is in a layer over the prompts or in sampling a token, with six tensors of logits in float32.
         """
         config = split_config(self.shape, self.processes.count)
         sequences = prompts * self.spec.branches
@@ -76,7 +76,7 @@ class NextTokenModel(Model, Generic[N]):
         """Check that every prompt fits.
 
         Raises:
-            ValueError: naming the longest prompt and its number of tokens.
+            ValueError: a prompt is too long; the message names the longest one and its number of tokens.
             WeightsError: the tokenizer is missing.
         """
         encode_prompts(prompts, self._read_text("cpu")[0], self.prompt_tokens)
@@ -92,11 +92,11 @@ class NextTokenModel(Model, Generic[N]):
 
 @dataclass
 class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
-    """Settings of a model that draws the codes of an image token by token; see `ImageModel` for the others.
+    """Settings of a model that generates an image's codes token by token; `ImageModel` has further settings.
 
     Attributes:
         chunk: number of tokens between two decisions of a method; None for a row of the image.
-        default_sinks: sink segments when the config names none; the prompt is the first segment.
+        default_sinks: number of sink segments if the configuration names none; the prompt is the first segment.
     """
 
     transformer: ImageDecoderConfig
@@ -114,7 +114,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
     def _check_codes(self, name: str, codes: int) -> None:
         if codes != self.tokenizer.codes:
             raise ValueError(
-                f"model.transformer.{name}={codes}: model.tokenizer.codes is {self.tokenizer.codes}"
+                f"model.transformer.{name}={codes}: must be model.tokenizer.codes={self.tokenizer.codes}"
             )
 
     @property
@@ -136,14 +136,14 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
 
     @abstractmethod
     def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, Sequence[int] | None]:
-        """Embed prompts, [sequences, tokens, width], and return the padding in front of each, or None."""
+        """Return embedded prompts [sequences, tokens, width], and the padding tokens in front of each, or None."""
 
     def _forbid(self) -> Callable[[int], Tensor] | None:
-        """Return the `forbidden` argument of the loop; None if every code is allowed."""
+        """Return the argument `forbidden` of `ImageHead`; None if every code is allowed."""
         return None
 
     def _find_codes(self, tokens: Tensor) -> Tensor:
-        """Return the codes int64 [B, rows, columns] of drawn tokens int64 [B, tokens]."""
+        """Return the codes int64 [B, rows, columns] of generated tokens int64 [B, tokens]."""
         return tokens.unflatten(1, self.transformer.cells)
 
     def _prepare_networks(self, device: torch.device | str) -> None:
@@ -157,7 +157,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
     def _draw_tokens(
         self, condition: Tensor, padding: Sequence[int] | None, cache: Cache, noise: Noise
     ) -> Tensor:
-        """Draw tokens int64 [B, tokens] from conditions of `_embed`."""
+        """Generate tokens int64 [B, tokens] after the embedded prompts of `_embed`."""
         head = ImageHead(self.sampling, self._forbid())
         activations = self.activation_bytes(len(condition) // head.branches)
         given = (self._transformer, condition, self.spec.segments, cache, noise, head)
@@ -167,7 +167,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
     def read_own(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
     ) -> list[ForcedPass]:
-        """Read the images of prompts, drawn first without `tokens`; states are [tokens, branches, width]."""
+        """Run the model over images, which are sampled if `tokens` is None; states are [tokens, branches, width]."""
         condition, padding = self._embed(prompts)
         branches, first = self.sampling.branches, condition.shape[1]
         if tokens is None:
@@ -187,7 +187,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
     def find_logits(self, states: Tensor, number: int) -> Tensor:
         """Return guided logits float32 [n, codes] of states [n, branches, width], before temperature and truncation.
 
-        Codes that a token cannot be have -inf.
+        `number` is the index of the first token. Forbidden codes have -inf.
         """
         logits, forbid = self._transformer.logits(states), self._forbid()
         rows = []
@@ -201,7 +201,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
 class PromptedImageModel(NextTokenImageModel[N, T]):
     """Settings of a next-token image model whose prompts are tokens of the same decoder.
 
-    Positions count from the first token of a padded prompt, because attention depends on their differences alone.
+    Positions count from the first padding token, because attention depends on their differences alone.
 
     Attributes:
         prompt_tokens: tokens of the longest prompt, special ones included; shorter prompts are padded in front.
@@ -235,10 +235,10 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
 
 @dataclass
 class LinedImageModel(PromptedImageModel[N, T]):
-    """Settings of a model of one vocabulary for words and image codes, whose images are lines that end in a token.
+    """Settings of a model with one vocabulary for words and image codes, whose image lines end in a newline token.
 
-    Only codes, and a newline at the end of a line, can be drawn. The tokens that begin an image are part of
-    `prompt_tokens`. The unconditional and the conditional prompt differ in length.
+    Only codes, and a newline at the end of a line, can be sampled. The tokens that begin an image are part of
+    `prompt_tokens`. The unconditional and the conditional prompt may differ in length.
     """
 
     transformer: LinedImageConfig
@@ -246,7 +246,7 @@ class LinedImageModel(PromptedImageModel[N, T]):
     equal_branches: ClassVar[bool] = False
 
     def load(self, device: torch.device | str) -> None:
-        """Build and fill the networks as `ImageModel.load`, and set the code of each token."""
+        """Build and fill the networks as `ImageModel.load`, and map each token to its image code."""
         super().load(device)
         missing = self.transformer.vocabulary - len(self._text.codes)
         self._codes = F.pad(self._text.codes, (0, missing), value=-1).to(device)

@@ -1,4 +1,4 @@
-"""Random numbers of a batch: one stream per prompt on the host, or numbers by counter on the device."""
+"""Random numbers of a batch: one stream per prompt on the host, or counter-based noise on the device."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ Kind = Literal["stream", "counter"]
 """Kinds of noise: `PromptNoise` and `CounterNoise`."""
 
 MIN_THREADED = 2**14
-"""Count of numbers from which drawing takes longer than starting a thread."""
+"""Count of random numbers from which drawing takes longer than starting a thread."""
 
 
 class Noise(Protocol):
@@ -36,7 +36,7 @@ class PromptNoise:
         self._generators = [torch.Generator().manual_seed(prompt_seed(seed, index)) for index in indices]
 
     def draw(self, count: int) -> Tensor:
-        """Draw Exp(1) variables float32 [prompts, count], in threads if there are many and a GPU may be waiting."""
+        """Draw Exp(1) variables float32 [prompts, count], in a thread per prompt if `count` is large."""
 
         def row(generator: torch.Generator) -> Tensor:
             return torch.empty(count).exponential_(generator=generator)
@@ -49,13 +49,13 @@ class PromptNoise:
 
 @dataclass(frozen=True)
 class CounterNoise:
-    """Numbers as a function of seed, prompt, step, purpose and code: the same in any batch, shard, method or device.
+    """Counter-based noise: a function of seed, prompt, step, purpose and code, in any batch, shard, method or device.
 
     There is no state on the host, so a recorded CUDA graph draws new numbers at each repetition. A draw reads the
     fields and calls `advance`.
 
     Attributes:
-        keys: int64 [prompts], the key of each prompt's numbers.
+        keys: int64 [prompts], each prompt's key of Philox.
         step: int64 [1], draws so far.
     """
 
@@ -63,7 +63,7 @@ class CounterNoise:
     step: Tensor
 
     def draw(self, count: int) -> Tensor:
-        """Draw Exp(1) variables float32 [prompts, count] on the device of the keys, for models without a program."""
+        """Draw Exp(1) variables float32 [prompts, count] on the device of the keys, for models without a kernel."""
         numbers = draw_integers(self.keys, self.step, DRAW, 1, count)
         self.advance()
         return make_exponential(numbers).squeeze(1)
@@ -74,7 +74,7 @@ class CounterNoise:
 
 
 class AheadNoise:
-    """Noise of some steps, which a second thread draws one step ahead, in order."""
+    """Noise of `steps` steps, which a second thread draws one step ahead, in order."""
 
     def __init__(self, draw: Callable[[], Tensor], steps: int, thread: ThreadPoolExecutor) -> None:
         self._draw, self._left, self._thread = draw, steps, thread
@@ -96,9 +96,9 @@ class AheadNoise:
 
 @contextmanager
 def draw_ahead(noise: Noise, prompts: int, count: int, steps: int, device: torch.device) -> Iterator[Noise]:
-    """Yield the same noise, drawn a step ahead in a second thread if there are many numbers, and pinned for a GPU.
+    """Yield the same noise, drawn a step ahead in a second thread if a step draws many numbers, and pinned for a GPU.
 
-    Each step draws [prompts, count]. Only the block may use `noise` until it ends. Noise by counter needs no thread.
+    Each step draws [prompts, count]. Only the block may use `noise` until it ends. Counter-based noise needs no thread.
     """
     if isinstance(noise, CounterNoise) or prompts * count < MIN_THREADED:
         yield noise

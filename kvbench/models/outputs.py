@@ -8,11 +8,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Text:
-    """A text that a model wrote.
+    """A generated text.
 
     Attributes:
-        text: without the prompt.
-        tokens: number of tokens drawn, the end token included.
+        text: characters of the text, without the prompt.
+        tokens: number of generated tokens, the end token included.
         ended: whether the model ended the text; False if it was cut at the maximum length.
     """
 

@@ -43,26 +43,25 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
     `prompt_tokens` and `max_tokens` (without the last chunk, which is never cached). Papers give tokens per head,
     `budget=1024`, which do not depend on `max_tokens`.
 
-    Differs from transformers' program in: rotation is in float32, where transformers rounds cosines and sines to the
+    Differs from transformers' code in: rotation is in float32, where transformers rounds cosines and sines to the
     weights' dtype.
 
     With several processes, each has a share of every layer's heads and hidden channels. All write the same texts, which
-    equal one process's texts up to rounding, because sums have another order.
+    equal one process's texts up to rounding, because sums are in another order.
 
     Attributes:
         name: name as in `conf/model`.
         transformer: shape of the language model.
         sampling: temperature and truncation.
         sources: source of `weights`, the model's folder with its tokenizer.
-        weights: `files`, or `random` numbers in the model's shape (a hash in place of the tokenizer), for timing and
-            tests.
+        weights: `files`, or `random` values (and a hash in place of the tokenizer), for timing and tests.
         prompt_tokens: tokens of the longest prompt, with its chat template.
         max_tokens: maximum tokens of a text.
         chunk: number of tokens between two decisions of a method.
         thinking: whether the model thinks before it answers, with `chat`.
         chat: whether prompts are put into the chat template; otherwise the model continues them.
         stop: whether the model can end a text; otherwise every text has `max_tokens` tokens, for timing.
-        default_sinks: sink segments when the config names none; the prompt is the first segment.
+        default_sinks: number of sink segments if the configuration names none; the prompt is the first segment.
         count_padding: whether the padding of a short prompt counts in its budget.
         tensor_parallel: number of processes that share the model.
     """
@@ -105,13 +104,13 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
         """Return the shapes with a schedule.
 
         Raises:
-            ConfigError: it is longer than the model reads.
+            ConfigError: the schedule exceeds the model's maximum sequence length.
         """
         tokens, limit = segments[-1].end + 1, self.shape.context
         if limit is not None and tokens > limit:
             raise ConfigError(
-                f"model={self.name}: reads at most {limit} tokens (max_position_embeddings, and a sliding_window that "
-                f"is used), not {tokens}; lower model.prompt_tokens, model.max_tokens, or, of texts to read, "
+                f"model={self.name}: supports at most {limit} tokens (max_position_embeddings, and a sliding_window "
+                f"that is used), not {tokens}; lower model.prompt_tokens, model.max_tokens or, for given texts, "
                 "prompts.length or prompts.context"
             )
         return replace(self.shape.describe(self.name, segments, 1), padding_counts=self.count_padding)
@@ -152,12 +151,12 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
         locate_all(list(self.list_sources().values()))
         self.check_files()
         use_device(device)
-        whole, own = self.shape, self.processes
+        whole, processes = self.shape, self.processes
         dtype = self.compute_dtype(device)
-        transformer = build_on_meta(lambda: TextDecoder(split_config(whole, own.count), own.add))
+        transformer = build_on_meta(lambda: TextDecoder(split_config(whole, processes.count), processes.add))
 
         def take_share(state: Mapping[str, Tensor]) -> State:
-            return split_state(state, whole, own.rank, own.count)
+            return split_state(state, whole, processes.rank, processes.count)
 
         def place(_: str, tensor: Tensor) -> Tensor:
             return tensor.to(device).to(dtype)  # cast on the device, so that 16-bit files are sent in 16 bits
@@ -187,7 +186,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
             prepare(source, partial(clean_decoder, shape=self.shape))
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> list[Text]:
-        """Return the texts of a batch."""
+        """Generate the texts of a batch of prompts."""
         drawn = self._draw(*lay_out(prompts, self._text, self.prompt_tokens), cache, noise)
         texts = zip(drawn.rows(), drawn.running.tolist(), strict=True)
         return [Text(self._text.decode(row), len(row), not running) for row, running in texts]
@@ -200,7 +199,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
             return draw_tokens(*given, padding=padding, activations=self.activation_bytes(len(rows)))
 
     def count_prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
-        """Return the tokens of each prompt without padding; empty if padding counts as held."""
+        """Return the token count of each prompt without padding; empty if padding counts in the budget."""
         if self.count_padding:
             return []
         tokenizer = self.open_tokenizer()
@@ -213,7 +212,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
     def read_states(
         self, rows: Tensor, segments: Sequence[Segment], cache: Cache, padding: Sequence[int], first: int
     ) -> Tensor:
-        """Read tokens int64 [texts, tokens]; return the states that predict what follows position `first`."""
+        """Run the model over tokens int64 [texts, tokens]; return hidden states from position `first` on."""
         rows = rows.to(self._device)
 
         def embed(start: int, end: int) -> Tensor:
@@ -224,7 +223,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
     def read_own(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
     ) -> list[ForcedPass]:
-        """Read the texts of prompts; without `tokens` they are drawn first."""
+        """Run the model over texts, which are sampled if `tokens` is None; states are [tokens, width]."""
         rows, padding = lay_out(prompts, self._text, self.prompt_tokens)
         if tokens is None:
             tokens = [torch.tensor(row) for row in self._draw(rows, padding, cache, noise).rows()]
@@ -239,7 +238,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
 
     def token_strings(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Return the characters of each token."""
-        return self._text.spell(tokens)
+        return self._text.token_strings(tokens)
 
     @cached_property
     def _text(self) -> TextTokenizer:
@@ -250,8 +249,8 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
         tokenizer = self._open_tokenizer(source)
         if (found := max(*tokenizer.ends, tokenizer.pad, tokenizer.begin or 0)) >= self.shape.vocabulary:
             raise WeightsError(
-                f"{source.key}: eos_token_id, bos_token_id or pad_token_id of the model's files is {found}, but it has "
-                f"{self.shape.vocabulary} tokens; correct the files, or give the model's own tokenizer"
+                f"{source.key}: eos_token_id, bos_token_id or pad_token_id of the model's files is {found}, not below "
+                f"vocab_size={self.shape.vocabulary}; correct the files, or give the model's own tokenizer"
             )
         return tokenizer
 

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DATE = date(2024, 7, 26)
-"""Day that chat templates which name today's date name in its place; prompts do not depend on the day of the run."""
+"""Date that chat templates give as today's, so that prompts do not depend on the day of the run."""
 WORDS = "vocabulary.json"
 """Name of the tokenizer's file for models with a list of words."""
 FRONTS = ("\n", "a")
-"""Texts in front of a part that is encoded in its place, and cut off again; the second one for parts with a space or a
-line break in front, which a tokenizer may join to the first."""
+"""Prefixes with which a part of a text is encoded, before they are cut off; the second is for parts that begin with a
+space or a line break, which a tokenizer may join to the first."""
 
 
 class TextTokenizer(ABC):
-    """Base class of tokenizers of prompts that also turn tokens into text.
+    """Base class of tokenizers, which encode prompts and decode texts.
 
     Attributes:
         pad: token that pads short prompts in front.
@@ -50,24 +50,24 @@ class TextTokenizer(ABC):
         """Return the text that tokens stand for, without the end token."""
 
     def encode_part(self, text: str, *, first: bool) -> list[int]:
-        """Return the tokens of a part of a text that is read; `first` says whether it begins the text."""
+        """Return the tokens of a part of a given text; `first` says whether the part begins the text."""
         return self.encode(text)
 
-    def spell(self, tokens: Sequence[int]) -> tuple[str, ...]:
+    def token_strings(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Return the characters of each token."""
         return tuple(self.decode([token]) for token in tokens)
 
 
-def _open_reader(place: Path) -> "PreTrainedTokenizerBase":
+def _open_reader(path: Path) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of transformers in a folder or a GGUF file."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if place.suffix == GGUF:
-        return make_tokenizer(read_gguf(place))
+    if path.suffix == GGUF:
+        return make_tokenizer(read_gguf(path))
     # AutoTokenizer may take a class by the model's name, which replaces parts of tokenizer.json by its own.
-    whole = (place / "tokenizer.json").is_file()
+    whole = (path / "tokenizer.json").is_file()
     reader = PreTrainedTokenizerFast if whole else AutoTokenizer
-    return reader.from_pretrained(str(place), local_files_only=True)
+    return reader.from_pretrained(str(path), local_files_only=True)
 
 
 def _fix_date(template: str) -> str:
@@ -82,7 +82,7 @@ class ChatTokenizer(TextTokenizer):
     """Tokenizer of a model's folder or GGUF file, with its chat template.
 
     Args:
-        place: folder of its files, or GGUF file.
+        path: folder of its files, or GGUF file.
         thinking: whether the model thinks before it answers; otherwise the template ends the thinking block at once.
         chat: whether prompts are put into the chat template; otherwise the model continues them.
         stops: tokens that end a text, besides the tokenizer's own end; None for its padding token, which ends a text
@@ -90,13 +90,13 @@ class ChatTokenizer(TextTokenizer):
 
     Raises:
         ImportError: the `text` extra is not installed.
-        OSError, ValueError: no tokenizer, or one without a chat template or an end token.
+        OSError, ValueError: the files have no tokenizer, or one without a chat template or an end token.
     """
 
     def __init__(
-        self, place: Path, *, thinking: bool, chat: bool = True, stops: Sequence[int] | None = None
+        self, path: Path, *, thinking: bool, chat: bool = True, stops: Sequence[int] | None = None
     ) -> None:
-        self._reader = _open_reader(place)
+        self._reader = _open_reader(path)
         self._thinking, self._chat = thinking, chat
         if chat and self._reader.chat_template is None:
             raise ValueError("it has no chat template")
@@ -124,9 +124,9 @@ class ChatTokenizer(TextTokenizer):
         return self._encode(str(text))
 
     def encode_part(self, text: str, *, first: bool) -> list[int]:
-        """Return the tokens of a part of a text, without a chat.
+        """Return the tokens of a part of a text, without the chat template.
 
-        If a tokenizer puts a space before every text, a later part is encoded after another text, which is cut off.
+        If a tokenizer puts a space before every text, a later part is encoded after a prefix, which is cut off.
 
         Raises:
             ValueError: the tokenizer gives no character offsets, so that the first token of the part is unknown.
@@ -156,7 +156,7 @@ class ChatTokenizer(TextTokenizer):
         text = self._reader.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
-    def spell(self, tokens: Sequence[int]) -> tuple[str, ...]:
+    def token_strings(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Return the characters of each token after other tokens; a text's first token is decoded without its space."""
         begin = len(self.decode(self._letter))
         return tuple(self.decode([*self._letter, token])[begin:] for token in tokens)
@@ -168,7 +168,7 @@ class WordTokens(TextTokenizer):
     The first word is padding and the second ends a text; both are invisible.
 
     Args:
-        words: all words in the order of their numbers.
+        words: all words in the order of their tokens.
 
     Raises:
         ValueError: fewer than three words, or a repeated word.
@@ -181,14 +181,14 @@ class WordTokens(TextTokenizer):
         if len(words) < 3 or len(set(words)) < len(words):
             raise ValueError("its vocabulary must have three words or more, all of them different")
         self._words = tuple(words)
-        self._numbers = {
-            word: number for number, word in enumerate(words) if number not in (self.pad, *self.ends)
+        self._tokens = {
+            word: token for token, word in enumerate(words) if token not in (self.pad, *self.ends)
         }
-        longest = sorted(self._numbers, key=len, reverse=True)
+        longest = sorted(self._tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest)))
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, at each place the longest matching word.
+        """Return the tokens of a prompt, at each position the longest matching word.
 
         Raises:
             ValueError: a part of the prompt is not a word.
@@ -200,7 +200,7 @@ class WordTokens(TextTokenizer):
                 raise ValueError(
                     f"prompt {prompt[:40]!r}...: {prompt[position : position + 12]!r} is not in the model's vocabulary"
                 )
-            tokens.append(self._numbers[match[0]])
+            tokens.append(self._tokens[match[0]])
             position = match.end()
         return tokens
 
@@ -227,14 +227,14 @@ class HashedTextTokenizer(TextTokenizer):
         return hash_words(prompt.split() or [""], 2, self._vocabulary)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the tokens' numbers as words of the text."""
+        """Return a word `w<token>` for each token."""
         return " ".join(f"w{token}" for token in tokens if token not in self.ends)
 
 
 def read_tokenizer(
     source: Source, *, thinking: bool, chat: bool = True, stops: Sequence[int] | None = None
 ) -> TextTokenizer:
-    """Read the tokenizer of a model's folder, a `WordTokens` or a `ChatTokenizer` with these options.
+    """Read the tokenizer of a model's folder, a `WordTokens` or a `ChatTokenizer` with these settings.
 
     Raises:
         WeightsError: its files are missing or unreadable, or the `text` extra is not installed.

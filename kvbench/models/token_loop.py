@@ -1,6 +1,6 @@
-"""Loops of next-token models: over tokens that a head draws one at a time after the prompts, and over given tokens.
+"""Loops of next-token models: generation by a head, one token per step, and passes over given tokens.
 
-The heads draw images, or texts of which some end before others of their batch.
+Heads sample the tokens of images, or of texts, which may end at different steps.
 """
 
 import math
@@ -25,15 +25,15 @@ from kvbench.models.parts.token_steps import DrawnTokens, hold_noise, run_step
 S = TypeVar("S", bound=DrawnTokens)
 
 CHECK_INTERVAL = 16
-"""Tokens between two checks whether all texts have ended, in which the host waits for a GPU."""
+"""Tokens between checks for the end of all texts; each check synchronises with a GPU."""
 
 
 class Head(ABC, Generic[S]):
-    """Draws tokens from logits; S holds the tokens of a batch.
+    """Sampler of tokens from logits; S is the state of a batch.
 
     Attributes:
         branches: sequences per prompt.
-        numbers: random numbers that the draw of a token uses per prompt; None for one per token that can be drawn.
+        numbers: random numbers per prompt and sampled token; None for one per channel of the logits.
     """
 
     branches: int = 1
@@ -41,30 +41,30 @@ class Head(ABC, Generic[S]):
 
     @abstractmethod
     def begin(self, drawn: DrawnTokens) -> S:
-        """Return the tokens of a batch before the first draw."""
+        """Return the state of a batch before its first token is sampled."""
 
     @abstractmethod
     def draw(self, drawn: S, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
-        """Draw the next token int64 [B] of each prompt, and add it to those drawn so far.
+        """Sample the next token int64 [B] of each prompt, and add it to `drawn`.
 
         Args:
-            drawn: tokens drawn so far.
+            drawn: tokens sampled so far.
             logits: float32 [branches x B, V], all conditional ones first.
-            number: number of the token, from 0.
+            number: index of the token, from 0.
             noise: randomness, per prompt.
             inputs: results of `list_inputs`.
         """
 
     def find_key(self, number: int) -> Hashable:
-        """Return a key of the properties of a token's step that its inputs do not contain; None if there are none."""
+        """Return a key of what distinguishes a token's step apart from its inputs; None if nothing does."""
         return None
 
     def list_inputs(self, number: int) -> list[Tensor]:
-        """Return further tensors that the draw of a token reads."""
+        """Return further tensors that sampling a token reads."""
         return []
 
     def has_ended(self, drawn: S, count: int) -> bool:
-        """Return whether nothing is left to draw after `count` tokens per prompt."""
+        """Return whether generation can stop after `count` tokens per prompt."""
         return False
 
 
@@ -80,15 +80,15 @@ def draw_tokens(
     padding: Sequence[int] | None = None,
     activations: int = 0,
 ) -> S:
-    """Draw the tokens of a batch of texts or images, and return them in memory of their own.
+    """Generate the tokens of a batch of texts or images, and return a copy of the state with them.
 
     Args:
         transformer: the model; its dtype decides the rounding.
-        prompts: embedded, [sequences, tokens, width]; with guidance the unconditional ones follow all others.
-        segments: the prompts, then the longest output's tokens except the last.
+        prompts: embedded prompts [sequences, tokens, width]; with guidance all conditional ones come first.
+        segments: schedule of the prompts, then of the longest output's tokens except the last.
         cache: cache of keys and values.
         noise: randomness, per prompt.
-        head: draws each token.
+        head: samples each token.
         padding: number of padding tokens in front of each prompt; None if all are equally long.
         activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
 
@@ -101,7 +101,7 @@ def draw_tokens(
     drawn = head.begin(DrawnTokens.open(images, rotation[first.end - 1 : -1]))
     if cache.repetitions is not None:
         drawn = cache.repetitions.hold(drawn)
-    # After tensors that live as long as the generation, which would otherwise be cut from the same block.
+    # After long-lived tensors, which would otherwise be allocated inside the reserved block.
     reserve(activations, device)
     numbers = transformer.config.choices if head.numbers is None else head.numbers
     with (
@@ -147,13 +147,13 @@ def read_tokens(
     padding: Sequence[int] | None,
     first: int,
 ) -> Tensor:
-    """Read tokens and return the states that predict the next ones, [sequences, length - first, width].
+    """Run the model over given tokens; return the states from position `first` on, [sequences, length - first, width].
 
     Args:
         transformer: the model; its dtype decides the rounding.
-        embed: returns embedded tokens [sequences, tokens, width] from one position up to another.
+        embed: returns the embedded tokens [sequences, end - start, width] of positions from start to end.
         length: number of tokens; later segments are left out, and the last one may be incomplete.
-        segments: the schedule; the tokens of a segment come at once.
+        segments: schedule; the tokens of a segment are one step.
         cache: cache of keys and values.
         padding: number of padding tokens in front of each sequence; None if there are none.
         first: position of the first token whose state is returned.
@@ -177,12 +177,12 @@ def read_tokens(
 
 
 class ImageHead(Head[DrawnTokens]):
-    """Draws the tokens of images, which are row-major.
+    """Sampler of the tokens of images, in row-major order.
 
     Args:
         sampling: guidance and truncation.
-        forbidden: returns the codes that an image token cannot be, bool [codes], by the token's number from 0; None
-            if every code is allowed. Noise is drawn for all codes.
+        forbidden: returns the codes that an image token cannot be, bool [codes], by the token's index; None if every
+            code is allowed. Noise is drawn for all codes.
     """
 
     def __init__(self, sampling: TokenSampling, forbidden: Callable[[int], Tensor] | None = None) -> None:
@@ -190,7 +190,7 @@ class ImageHead(Head[DrawnTokens]):
         self._sampling, self._forbidden = sampling, forbidden
 
     def begin(self, drawn: DrawnTokens) -> DrawnTokens:
-        """Return the tokens themselves, as images need no other state."""
+        """Return `drawn`, because images need no other state."""
         return drawn
 
     def find_key(self, number: int) -> bool:
@@ -202,7 +202,7 @@ class ImageHead(Head[DrawnTokens]):
         return [] if self._forbidden is None else [self._forbidden(number)]
 
     def draw(self, drawn: DrawnTokens, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
-        """Draw the next token int64 [B] of each image."""
+        """Sample the next token int64 [B] of each image."""
         logits = guide(logits, self._sampling, number)
         sums = logits.sum(-1)
         for mask in inputs:
@@ -212,7 +212,7 @@ class ImageHead(Head[DrawnTokens]):
 
 @dataclass(frozen=True)
 class DrawnTexts(DrawnTokens):
-    """Tokens of a batch of texts; values after a text's end have no meaning.
+    """Tokens of a batch of texts; entries after a text's end are undefined.
 
     Attributes:
         running: bool [prompts], texts that have not ended.
@@ -225,17 +225,17 @@ class DrawnTexts(DrawnTokens):
     ends: Tensor
 
     def rows(self) -> list[list[int]]:
-        """Return the tokens of each text as lists on the host, up to its end."""
+        """Return the tokens of each text up to its end, end token included, as lists on the host."""
         lengths = self.lengths.tolist()
         return [row[:length] for row, length in zip(self.tokens.tolist(), lengths, strict=True)]
 
 
 class TextHead(Head[DrawnTexts]):
-    """Draws the tokens of texts; an ended text continues with `pad` until all texts or all segments have ended.
+    """Sampler of the tokens of texts; an ended text continues with `pad` until all texts or all segments have ended.
 
     Args:
         sampling: temperature and truncation.
-        ends: tokens that end a text; without any, every text has the maximum length.
+        ends: tokens that end a text; if empty, every text has the maximum length.
         pad: token that follows an end.
     """
 
@@ -250,12 +250,12 @@ class TextHead(Head[DrawnTexts]):
         return DrawnTexts(**vars(drawn), running=running, lengths=torch.zeros_like(drawn.last), ends=ends)
 
     def draw(self, drawn: DrawnTexts, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
-        """Draw the next token of each text, `pad` after its end."""
+        """Sample the next token int64 [B] of each text, `pad` after its end."""
         token = torch.where(drawn.running, draw_text_token(logits, self._sampling, noise), self._pad)
         drawn.lengths.add_(drawn.running)
         drawn.running.logical_and_(~torch.isin(token, drawn.ends))
         return drawn.add(token, logits.sum(-1))
 
     def has_ended(self, drawn: DrawnTexts, count: int) -> bool:
-        """Return whether all texts have ended, as far as the host looks."""
+        """Return whether all texts have ended, checked every `CHECK_INTERVAL` tokens; False between checks."""
         return count % CHECK_INTERVAL == 0 and not drawn.running.any()

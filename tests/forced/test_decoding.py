@@ -145,7 +145,7 @@ def test_longer_texts_and_models_of_images_are_refused(
 ) -> None:
     model = reader.inner
     monkeypatch.setattr(model, "transformer", replace(model.transformer, context=39))
-    with pytest.raises(ConfigError, match="reads at most 39 tokens"):
+    with pytest.raises(ConfigError, match="supports at most 39 tokens"):
         _ = GivenTexts(model, reader._texts, {}).spec
     with pytest.raises(ConfigError, match="texts need a language model, and llamagen_tiny is not one"):
         GivenTexts(load("model=llamagen_tiny"), {}, {})

@@ -117,5 +117,5 @@ def test_tokens_beyond_the_vocabulary_are_refused(
     path = shutil.copytree(folder, tmp_path / "model") / file
     known = json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json.dumps(known | change))
-    with pytest.raises(WeightsError, match=rf"^{KEY}: eos_token_id, .* is 97, but it has 97 tokens; "):
+    with pytest.raises(WeightsError, match=rf"^{KEY}: eos_token_id, .* is 97, not below vocab_size=97; "):
         reading(path.parent).open_tokenizer()

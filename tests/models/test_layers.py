@@ -94,10 +94,10 @@ def test_a_cpu_is_asked_at_once_and_a_gpu_in_the_end() -> None:
     check, logits = FiniteCheck(), torch.zeros(3, 4, 2)
     check.note(logits, 0)
     logits[2, 1] = torch.inf
-    with pytest.raises(NotFinite, match="prompt 2 of the batch, scale 1"):
+    with pytest.raises(NotFinite, match="prompt 2 of the batch, segment 1"):
         check.note(logits, 1)
     check.conclude()
     check = FiniteCheck()
     check._maxima = [torch.ones(3, 1), torch.tensor([[1.0], [torch.nan], [torch.inf]])]
-    with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 1"):
+    with pytest.raises(NotFinite, match="prompt 1 of the batch, segment 1"):
         check.conclude()

@@ -19,7 +19,7 @@ from kvbench.models.noise import MIN_THREADED, Noise, PromptNoise, draw_ahead, m
 from kvbench.models.parts.sampling import TokenSampling, draw_token
 from kvbench.models.parts.text_sampling import draw_text_token
 from kvbench.models.qwen3.sampling import TextSampling
-from kvbench.models.var.sampling import VARSampling, draw_tokens, mix_codes, truncate
+from kvbench.models.var.sampling import VARSampling, draw_tokens, gumbel_softmax, truncate
 
 CPU = torch.device("cpu")
 
@@ -85,7 +85,7 @@ def drawn_by(model: str, noise: Noise, rows: Sequence[int] = (0, 1, 2)) -> Tenso
         limits = VARSampling(top_k=20)
         return torch.stack([draw_tokens(truncate(logits, limits), noise) for _ in range(2)], 1)
     if model == "var, smooth":
-        return torch.stack([mix_codes(logits, 0.5, noise) for _ in range(2)], 1)
+        return torch.stack([gumbel_softmax(logits, 0.5, noise) for _ in range(2)], 1)
     if model == "qwen3":
         return torch.stack([draw_text_token(logits[:, 0], TextSampling(top_k=0), noise) for _ in range(2)], 1)
     limits = TokenSampling(top_k=9, top_p=0.8 if model == "janus" else 1.0)

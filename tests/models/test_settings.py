@@ -33,8 +33,8 @@ SAMPLING = [
 REFUSED = {
     "var_d16": [
         ("sources.tokenizer", LACKING, "model.sources names no tokenizer; use model.weights=random"),
-        ("tokenizer.codes", 64, "model.transformer.codes=4096: model.tokenizer.codes is 64"),
-        ("transformer.channels", 4, "model.tokenizer.channels is 32"),
+        ("tokenizer.codes", 64, "model.transformer.codes=4096: must be model.tokenizer.codes=64"),
+        ("transformer.channels", 4, "must be model.tokenizer.channels=32"),
         ("transformer.sides", [1], "must have at least 2 scales"),
         ("transformer.heads", 5, "model.transformer.width=1024: must be a multiple of heads=5"),
         ("sampling.cfg", -1.0, "must not be negative"),
@@ -42,7 +42,7 @@ REFUSED = {
     ],
     "llamagen_b": [
         ("sources.transformer", LACKING, "model.sources names no transformer; use model.weights=random"),
-        ("tokenizer.codes", 64, "model.transformer.vocabulary=16384: model.tokenizer.codes is 64"),
+        ("tokenizer.codes", 64, "model.transformer.vocabulary=16384: must be model.tokenizer.codes=64"),
         ("text", "t5", "model.transformer.text_width is None; give both"),
         ("chunk", 0, "must be at least 1"),
         *(("transformer.grid", grid, "at least 2 tokens") for grid in ([1, 1], [0, 5], [-2, -2])),
@@ -56,7 +56,7 @@ REFUSED = {
     "llamagen_xl_t2i": [("sources.text", LACKING, "model.sources names no text; use model.weights=random")],
     "janus_pro_1b": [
         ("sources.text", LACKING, "model.sources names no text; use model.weights=random"),
-        ("tokenizer.codes", 64, "model.transformer.codes=16384: model.tokenizer.codes is 64"),
+        ("tokenizer.codes", 64, "model.transformer.codes=16384: must be model.tokenizer.codes=64"),
         ("prompt_tokens", 0, "must be at least 1"),
         ("chunk", 0, "must be at least 1"),
         *(("transformer.image", image, "at least 2 tokens") for image in ([1, 1], [0, 5], [-2, -2])),
@@ -65,19 +65,19 @@ REFUSED = {
     ],
     "lumina_mgpt_7b_768": [
         ("sources.weights", LACKING, "model.sources names no weights; use model.weights=random"),
-        ("tokenizer.codes", 64, "model.transformer.codes=8192: model.tokenizer.codes is 64"),
+        ("tokenizer.codes", 64, "model.transformer.codes=8192: must be model.tokenizer.codes=64"),
         *(("transformer.image", image, "two even numbers") for image in ([3, 4], [4, 5], [0, 4], [-2, -2])),
         ("transformer.vocabulary", 8198, "codes=8192 and 6 special tokens leave no text tokens"),
     ],
     "emu3_gen": [
         ("sources.text", LACKING, "model.sources names no text; use model.weights=random"),
-        ("tokenizer.codes", 64, "model.transformer.codes=32768: model.tokenizer.codes is 64"),
+        ("tokenizer.codes", 64, "model.transformer.codes=32768: must be model.tokenizer.codes=64"),
         ("tokenizer.latents", 8, "must be channels=4"),
         ("tokenizer.widths", [], "must have the channels of at least one resolution"),
         *(("transformer.image", image, "at least 2 tokens") for image in ([0, 5], [5, 0], [-2, -2])),
         ("transformer.vocabulary", 32774, "codes=32768 and 6 special tokens leave no text tokens"),
-        ("suffix", 3, "must be a text"),
-        ("negative", [], "must be a text"),
+        ("suffix", 3, "must be a string"),
+        ("negative", [], "must be a string"),
     ],
     "qwen3_8b": [
         ("sources.weights", LACKING, "model.sources names no weights; use model.weights=random"),

@@ -113,7 +113,7 @@ def test_prompts_too_long_are_refused_by_name(overrides: tuple[str, ...], needed
 def test_an_unconditional_prompt_that_is_too_long_is_refused() -> None:
     words = "one two three four five six seven eight"
     long = configured(*reference_emu3.SMALL, f"model.negative='{words}'")
-    needed = "has 13 tokens with its frame: set model.prompt_tokens=13, which is 12"
+    needed = "needs 13 tokens, more than model.prompt_tokens=12; set it to 13"
     for ask in (lambda: long.check_prompts(["a red circle"]), lambda: long.load("cpu")):
         with pytest.raises(ValueError, match=rf"^model\.negative='one .* {needed}"):
             ask()

@@ -130,7 +130,7 @@ def test_scored_tokens_decode_to_the_answer(pair: Pair, source: Retrieval) -> No
         assert laid.given == source.context
         assert pair.spaced.decode(given).endswith(prompt.reading.parts[-2].text)
         assert pair.spaced.decode(laid.tokens) == pair.spaced.decode(given) + answer
-        assert "".join(pair.spaced.spell(laid.tokens[laid.given :])) == answer
+        assert "".join(pair.spaced.token_strings(laid.tokens[laid.given :])) == answer
         for part in prompt.reading.parts[1:]:
             assert pair.spaced.encode_part(part.text, first=False) == pair.encode_plain(part.text)
 
@@ -145,7 +145,7 @@ def test_a_text_begins_as_the_tokenizer_begins_it(pair: Pair) -> None:
 
 def test_words_keep_their_spaces(pair: Pair) -> None:
     text = "The pass key is 12 345."
-    assert "".join(pair.spaced.spell(pair.official(text)["input_ids"])) == f" {text}"
+    assert "".join(pair.spaced.token_strings(pair.official(text)["input_ids"])) == f" {text}"
 
 
 def write_slow(folder: Path, kind: str) -> TextTokenizer:

@@ -14,7 +14,7 @@ OLDER = (
     (r"^text_model\.model\.", "model.text_model."),
     (r"^vqmodel\.", "model.vqmodel."),
 )
-"""Names that older versions of transformers wrote, and the ones of today."""
+"""Patterns of names in files of older versions of transformers, and today's names."""
 LANGUAGE, IMAGES = "model.text_model.", "model.vqmodel."
 NAMES = (
     (r"^decoder\.(time_\w+)\.", r"\1."),
@@ -30,7 +30,7 @@ NAMES = (
     (r"\.conv_y\.", ".scale."),
     (r"\.conv_b\.", ".shift."),
 )
-"""Names in files of the image tokenizer, and ours with the levels of `clean_vqgan`."""
+"""Patterns of names in the image tokenizer's files, and the names that `clean_vqgan` reads."""
 EPSILON = 1e-5
 """Epsilon of the batch norms."""
 
@@ -40,7 +40,7 @@ def clean_emu3(raw: Mapping[str, object], head_dim: int) -> State:
 
     The encoder of images is dropped.
     """
-    state = {_rename(name, OLDER): one for name, one in take_part(raw, "").items()}
+    state = {_rename(name, OLDER): tensor for name, tensor in take_part(raw, "").items()}
     language = take_part(state, LANGUAGE) | ({"output.weight": state[HEAD]} if HEAD in state else {})
     return name_parts(clean_llama(language, head_dim), clean_images(take_part(state, IMAGES)))
 
@@ -48,13 +48,13 @@ def clean_emu3(raw: Mapping[str, object], head_dim: int) -> State:
 def clean_images(raw: Mapping[str, Tensor]) -> State:
     """Return the state of the tokenizer's decoder for single images.
 
-    A video's layers are causal in time: in the first frame of the first latent each has only the last plane of its
-    kernel, and a linear layer of an attention is a 1x1 convolution. Batch norms become one product and one sum.
+    Convolutions over time are causal, so that a single frame meets only the last plane of their kernels. Linear layers
+    of attention become 1x1 convolutions. Batch norms become a product and a sum for each channel.
     """
     state = {_rename(name, NAMES): tensor for name, tensor in raw.items() if name.startswith(DRAWING)}
     for name in [name for name in state if name.endswith(".running_var")]:
         _fold(state, name.removesuffix(".running_var"))
-    kept = {name: _flatten(name, one) for name, one in state.items() if not name.endswith("_tracked")}
+    kept = {name: _flatten(name, tensor) for name, tensor in state.items() if not name.endswith("_tracked")}
     return clean_vqgan(kept)
 
 
@@ -72,7 +72,7 @@ def _flatten(name: str, tensor: Tensor) -> Tensor:
 
 
 def _fold(state: State, norm: str) -> None:
-    """Replace a batch norm by a product and a sum for each channel, in place; one that lacks a part stays."""
+    """Replace a batch norm by a product and a sum for each channel, in place; an incomplete one stays."""
     parts = [f"{norm}.{part}" for part in ("weight", "bias", "running_mean", "running_var")]
     if all(part in state for part in parts):
         weight, bias, mean, variance = (state.pop(part).double() for part in parts)

@@ -23,11 +23,11 @@ class Emu3Model(LinedImageModel[Decoder, Emu3VQ]):
     Sources are `weights` (language model and image tokenizer, in the layout of transformers) and `text`
     (`tokenizer.json`). A row of the image (`chunk`) includes its newline.
 
-    Differs from the official program in: logits are guided, not their logarithms of probabilities, which gives the same
-    probabilities; no token is drawn after the image; rotation is in float32; a batch can have several prompts.
+    Differs from the official code in: guidance is applied to logits, not to log-probabilities, which gives the same
+    probabilities; no token is sampled after the image; rotation is in float32; a batch can have several prompts.
 
     Attributes:
-        suffix: text after every prompt.
+        suffix: text appended to every prompt.
         negative: prompt of the unconditional branch.
     """
 
@@ -44,7 +44,7 @@ class Emu3Model(LinedImageModel[Decoder, Emu3VQ]):
         super().__post_init__()
         for key in ("suffix", "negative"):
             if not isinstance(value := getattr(self, key), str):
-                raise ValueError(f"model.{key}={value}: must be a text")
+                raise ValueError(f"model.{key}={value}: must be a string")
 
     @property
     def _cleans(self) -> dict[str, Clean]:
@@ -59,7 +59,7 @@ class Emu3Model(LinedImageModel[Decoder, Emu3VQ]):
         needed = len(text.drop_condition([]))
         if self.sampling.branches > 1 and needed > self.prompt_tokens:
             raise ValueError(
-                f"model.negative={self.negative!r} has {needed} tokens with its frame: set "
-                f"model.prompt_tokens={needed}, which is {self.prompt_tokens}, or a shorter text"
+                f"model.negative={self.negative!r}: needs {needed} tokens, more than "
+                f"model.prompt_tokens={self.prompt_tokens}; set it to {needed}, or shorten the text"
             )
         return text, digest

@@ -10,12 +10,12 @@ from kvbench.models.parts.autoencoder import Conv, ConvDecoder, NetworkConfig
 from kvbench.models.parts.codebook import VQGAN, Codebook, VQGANConfig
 
 UPSAMPLINGS = 2
-"""Layers that double the frames of a video; each is a convolution of an image."""
+"""Number of layers that double a video's frames; for a single image each is a 2-D convolution."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Emu3VQConfig(VQGANConfig):
-    """Shape of the tokenizer; its norms read the codes, which pass the same layers as the latents."""
+    """Shape of the tokenizer; its norms take the codes, which pass the same layers as the latents."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -24,7 +24,7 @@ class Emu3VQConfig(VQGANConfig):
 
     @property
     def networks(self) -> NetworkConfig:
-        """Shape of the decoder, with norms that read the codes."""
+        """Shape of the decoder, with norms that take the codes."""
         return replace(super().networks, code_channels=self.channels)
 
 
@@ -52,7 +52,7 @@ class _FrameBlock(nn.Module):
 
 
 class Emu3VQ(VQGAN):
-    """The decoder half of the tokenizer: tokens to images."""
+    """Decoder of the tokenizer: codes to images."""
 
     def __init__(self, config: Emu3VQConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Infinity's next-scale loop: draw the bits of a scale, add their codes, resize the sum to the next scale's input."""
+"""Infinity's next-scale loop: sample the bits of a scale, add their codes, resize the sum to the next scale's input."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,13 +18,13 @@ from kvbench.models.noise import Noise
 from kvbench.models.parts.autoencoder import resize
 
 PADDING_MULTIPLE = 64
-"""With CUDA graphs, texts are padded to a multiple of this number of words: each length needs its own graph."""
+"""Multiple of words to which CUDA graphs pad texts, because each length needs its own graph."""
 
 
 def pair_text(transformer: Infinity, text: TextFeatures, negative: TextFeatures | None) -> TextFeatures:
     """Return conditional texts followed by their unconditional ones.
 
-    Without negative prompts, the unconditional text of a prompt of n words is the first n learned rows.
+    If `negative` is None, the unconditional text of a prompt of n words is the first n learned rows.
     """
     if negative is None:
         rows = [transformer.cfg_uncond[:length] for length in text.lengths]
@@ -46,7 +46,7 @@ def draw_bit_scales(
     activations: int = 0,
     forced: ForcedScales | None = None,
 ) -> Tensor:
-    """Draw images' codes for a batch of prompts (Infinity inference with classifier-free guidance).
+    """Generate images' codes for a batch of prompts (Infinity inference with classifier-free guidance).
 
     Args:
         transformer: the model; its blocks' dtype decides the rounding.
@@ -58,7 +58,7 @@ def draw_bit_scales(
         sampling: guidance, temperature, truncation.
         negative: encoded negative prompts; None for the learned unconditional text.
         activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
-        forced: records logits and bits, and may give the bits in place of a draw.
+        forced: records logits and bits, and may give the bits in place of sampled ones.
 
     Returns:
         Sum of all codes, float32 [B, d, H, W], the tokenizer's decoder input.
@@ -84,7 +84,7 @@ def draw_bit_scales(
     if repetitions is not None:
         condition, rotation = repetitions.hold((condition, rotation))
     if repetitions is None or repetitions.by_launches:  # recorded work has memory of its own
-        # After tensors that live as long as the generation, which would otherwise be cut from the same block.
+        # After long-lived tensors, which would otherwise be allocated inside the reserved block.
         reserve(activations, values.device)
     for segment, (cfg, tau) in zip(segments, scales, strict=True):
         cache.begin(segment)

@@ -40,14 +40,14 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         aspect: height / width, one of the published ratios; its grid is the default of `transformer.rope_grid`.
         pixels: 0.06M, 0.25M, 0.60M or 1M.
         text: `t5` (Flan-T5 of transformers) or `vocabulary` (the closed vocabulary of `captions`).
-        captions: `scenes`, or a file of names (`kvbench.scenes.names`); `pkg://` as in a source.
+        captions: `scenes`, or the path of a file of names (`kvbench.scenes.names`), which may begin with `pkg://`.
         text_layers: layers of the vocabulary encoder.
         text_heads: heads of the vocabulary encoder.
         positive_prompt: whether prompts that mention people get the official suffix; the negative prompt never does.
-        negative_prompt: unconditional text; None or an empty text for the learned one.
-        default_sinks: sink scales when the config names none.
-        default_alpha: share of heads that HACK and HACK++ call contextual when the config names none.
-        default_tau: how sharply HACK++ shares its budget when the config names nothing.
+        negative_prompt: unconditional text; None or an empty string for the learned text.
+        default_sinks: number of sink scales if the configuration names none.
+        default_alpha: share of heads that HACK and HACK++ call contextual if the configuration names none.
+        default_tau: exponent by which HACK++ shares its budget if the configuration names none.
     """
 
     transformer: InfinityConfig
@@ -121,7 +121,7 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         )
 
     def resolve_settings(self, device: torch.device | str) -> Mapping[str, object]:
-        """Return the settings of an image model, with the hash of the words instead of the path of their file."""
+        """Return the settings of an image model, with the hash of the vocabulary instead of its file's path."""
         resolved = super().resolve_settings(device)
         if self.captions == "scenes":
             return resolved

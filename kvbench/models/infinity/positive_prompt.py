@@ -10,5 +10,5 @@ FACES_SUFFIX = ". very smooth faces, good looking faces, face to the camera, per
 
 
 def add_positive_prompt(prompt: str) -> str:
-    """Append the suffix to a prompt that contains one of the words, also inside another word."""
+    """Append `FACES_SUFFIX` to a prompt in which `PEOPLE_PATTERN` matches, also inside a word."""
     return prompt + FACES_SUFFIX if re.search(PEOPLE_PATTERN, prompt) else prompt

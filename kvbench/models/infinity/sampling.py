@@ -1,4 +1,4 @@
-"""Infinity's sampling: guidance, the probabilities of bits, the draw of bits.
+"""Infinity's sampling: guidance, probabilities of bits, sampling of bits.
 
 Shapes: B prompts, t tokens of a scale, C bits of a token.
 """
@@ -20,10 +20,10 @@ class Sampling:
     """Sampling of bits (Infinity's inference; official defaults).
 
     Attributes:
-        cfg: classifier-free guidance, one number or one per scale; 1 everywhere turns it off.
-        tau: temperature, one number or one per scale.
-        top_k: 1 is greedy; with two classes per bit anything above is no restriction.
-        top_p: a bit value whose probability is at most 1 - top_p is never drawn.
+        cfg: classifier-free guidance, one value or one per scale; 1 everywhere turns it off.
+        tau: temperature, one value or one per scale.
+        top_k: 1 is greedy; larger values have no effect, because a bit has two values.
+        top_p: a bit value whose probability is at most 1 - top_p is never sampled.
         cfg_layers: where guidance acts: 0 on the logits, -n (less than the depth) on the hidden state after layer
             depth - n, layers counted from 0.
     """
@@ -47,7 +47,7 @@ class Sampling:
         """Check `cfg_layers` against a transformer of `depth` layers.
 
         Raises:
-            ValueError: a layer that does not exist, or none at all.
+            ValueError: `cfg_layers` is empty or names a layer that does not exist.
         """
         if not self.cfg_layers or not all(-depth < layer <= 0 for layer in self.cfg_layers):
             raise ValueError(
@@ -69,7 +69,7 @@ class Sampling:
         for name, value in (("cfg", self.cfg), ("tau", self.tau)):
             column = [value] * scales if isinstance(value, int | float) else list(value)
             if len(column) < scales:
-                raise ValueError(f"model.sampling.{name}: {len(column)} values for {scales} scales")
+                raise ValueError(f"model.sampling.{name}: needs {scales} values, not {len(column)}")
             columns.append(column[:scales])
         return tuple(zip(*columns, strict=True))
 
@@ -83,8 +83,8 @@ def guide(x: Tensor, cfg: float) -> Tensor:
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return probabilities after top-k and top-p, float32 [..., 2], from logits [..., 2].
 
-    The likelier bit value is never removed. If both are equally likely, greedy sampling takes 0, where the official
-    program draws; a `top_p` of at most 1/2 leaves 1, as in the official program.
+    The more probable value is never removed. If both are equally probable, greedy sampling takes 0, where the official
+    code samples; a `top_p` of at most 1/2 leaves 1, as in the official code.
     """
     p = logits.float().softmax(-1)
     if sampling.top_k == 1:
@@ -98,10 +98,10 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def draw_bits(logits: Tensor, sampling: Sampling, noise: Noise) -> Tensor:
-    """Draw bits bool [B, t, C] from logits [B, t, C, 2].
+    """Sample bits bool [B, t, C] from logits [B, t, C, 2].
 
-    The drawn class is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works. With noise by
-    counter a bit needs one number: it is 1 if a uniform variable is below its probability.
+    The bit is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works. With counter-based
+    noise a bit needs one number: it is 1 if a uniform variable is below its probability.
     """
     if not isinstance(noise, CounterNoise):
         q = send(noise.draw(logits[0].numel()), logits.device).view(logits.shape)

@@ -32,7 +32,7 @@ TEMPLATES = MappingProxyType(
         for key, sizes in ((ratio, tall), (int(1 / ratio * 1000) / 1000, tuple((w, h) for h, w in tall)))
     }
 )
-"""Height / width -> the 13 scales of one megapixel; rotary positions of all sizes are stretched onto the last one."""
+"""The 13 scales of one megapixel by height / width; positions of all sizes are stretched onto the last scale."""
 
 
 def rotary_grid(aspect: float) -> Size:
@@ -64,5 +64,5 @@ def schedule(aspect: float, pixels: str) -> tuple[Size, ...]:
     """
     if pixels not in SCALES:
         raise ValueError(f"model.pixels={pixels}: must be one of {', '.join(SCALES)}")
-    rotary_grid(aspect)  # this call refuses unpublished ratios
+    rotary_grid(aspect)  # raises if the ratio is not a published one
     return TEMPLATES[aspect][: SCALES[pixels]]

@@ -45,7 +45,7 @@ class BSQConfig(NetworkShape):
 
 
 class BSQ(ImageTokenizer):
-    """The tokenizer: images to bits per scale and back."""
+    """Image tokenizer: images to bits per scale and back."""
 
     def __init__(self, config: BSQConfig) -> None:
         super().__init__()

@@ -100,7 +100,7 @@ class TextCondition:
 
 
 class Infinity(nn.Module):
-    """Maps text and the running sum of codes to bit logits, one scale at a time or all at once."""
+    """Transformer from text and the running sum of codes to bit logits, one scale at a time or all at once."""
 
     def __init__(self, config: InfinityConfig) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Infinity(nn.Module):
 
     @property
     def compute(self) -> torch.dtype:
-        """Dtype of the blocks and of the linear layers that the official program runs under autocast."""
+        """Dtype of the blocks and of the linear layers that the official code runs under autocast."""
         return self.layers[0].ffn.fc1.weight.dtype
 
     def rotation(self, segments: Sequence[Segment], device: torch.device | str) -> Tensor:
@@ -151,7 +151,7 @@ class Infinity(nn.Module):
         )
 
     def condition(self, values: Tensor, mask: Tensor) -> TextCondition:
-        """Compute the tensors that depend on the text alone."""
+        """Compute the tensors that depend on the text alone, from its features and their mask."""
         compute = self.compute
         values = self.text_norm(values)
         start = self.text_proj_for_sos["ca"](values, mask, compute)

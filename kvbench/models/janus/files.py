@@ -14,8 +14,8 @@ DRAWING = ("gen_embed.", "gen_aligner.", "gen_head.")
 def clean_janus(raw: Mapping[str, object], head_dim: int) -> State:
     """Return the states of language model and image tokenizer, under `transformer` and `tokenizer`.
 
-    Networks that only understand images or write text are dropped.
+    Networks for understanding images or generating text are dropped.
     """
-    drawing = {name: one for name, one in take_part(raw, "").items() if name.startswith(DRAWING)}
+    drawing = {name: tensor for name, tensor in take_part(raw, "").items() if name.startswith(DRAWING)}
     language = clean_llama(take_part(raw, LANGUAGE), head_dim) | drawing
     return name_parts(language, clean_vqgan(take_part(raw, VISION)))

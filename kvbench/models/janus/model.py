@@ -21,7 +21,7 @@ class JanusModel(PromptedImageModel[Janus, VQ]):
 
     Sources are `weights` (language model and image tokenizer) and `text` (`tokenizer.json`).
 
-    Differs from the official program in: rotation is in float32, and a batch can have several prompts.
+    Differs from the official code in: rotation is in float32, and a batch can have several prompts.
     """
 
     transformer: JanusConfig

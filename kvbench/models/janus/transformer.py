@@ -11,13 +11,13 @@ from kvbench.models.parts.decoder import Decoder, PromptedImageConfig
 
 @dataclass(frozen=True, kw_only=True)
 class JanusConfig(PromptedImageConfig):
-    """Shape of a language model that draws; `vocabulary` counts its text tokens.
+    """Shape of a language model that generates images; `vocabulary` is the number of its text tokens.
 
     Image tokens are rotated by their position in the sequence, as text tokens are.
 
     Attributes:
         code_width: channels of an image token before it is projected to the stream.
-        wide_logits: guidance, temperature and softmax use float32; the official program uses the weights' dtype.
+        wide_logits: whether guidance, temperature and softmax use float32; the official code uses the weights' dtype.
     """
 
     codes: int = 16384
@@ -36,7 +36,7 @@ class JanusConfig(PromptedImageConfig):
 
 
 class Aligner(nn.Module):
-    """Maps embedded image tokens to the residual stream."""
+    """MLP from embedded image tokens to the residual stream."""
 
     def __init__(self, config: JanusConfig) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Aligner(nn.Module):
 
 
 class GenerationHead(nn.Module):
-    """Maps the residual stream to logits of image tokens."""
+    """MLP from the residual stream to logits of image tokens."""
 
     def __init__(self, config: JanusConfig) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class GenerationHead(nn.Module):
 
 
 class Janus(Decoder):
-    """The language model; `tok_embeddings` embeds the prompt, `embed` the image's tokens."""
+    """Language model; `tok_embeddings` embeds the prompt, `embed` the image's tokens."""
 
     config: JanusConfig
 
     def __init__(self, config: JanusConfig) -> None:
         super().__init__(config)
-        del self.output  # it gives logits of words
+        del self.output  # it gives logits of text tokens
         self.gen_embed = nn.Embedding(config.codes, config.code_width)
         self.gen_aligner = Aligner(config)
         self.gen_head = GenerationHead(config)

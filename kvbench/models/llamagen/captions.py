@@ -63,9 +63,9 @@ AFTER_REPAIR: Rules = (
 
 
 def clean_caption(caption: str) -> str:
-    """Return a caption cleaned twice, as the official program encodes it.
+    """Return a caption cleaned twice, as the official code encodes it.
 
-    Differs from the official program in: Python's own parser reads markup.
+    Differs from the official code in: markup is parsed by Python's `html.parser`.
 
     >>> clean_caption("A  cat,dog &amp; <b>bird</b>: see www.example.com")
     'a cat, dog bird: see'

@@ -30,7 +30,7 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
     name, are ignored. Sources are `transformer`, `tokenizer` and, with a text encoder, `text`.
 
     Attributes:
-        text: `t5` (Flan-T5 of transformers; captions are cleaned and padded in front, as in the official program),
+        text: `t5` (Flan-T5 of transformers; captions are cleaned and padded in front, as in the official code),
             `vocabulary` (the closed vocabulary of the scenes grammar; end tokens pad captions), or None for classes.
         text_layers: layers of the vocabulary encoder.
         text_heads: heads of the vocabulary encoder.

@@ -7,4 +7,4 @@ from kvbench.models.parts.sampling import TokenSampling
 
 @dataclass(frozen=True)
 class LlamaGenSampling(TokenSampling):
-    """Sampling as in LlamaGen's scripts: division by the temperature, then truncation."""
+    """Sampling of LlamaGen's scripts: division by the temperature, then truncation."""

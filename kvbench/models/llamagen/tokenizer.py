@@ -16,7 +16,7 @@ class VQConfig(VQGANConfig):
 
 
 class VQ(VQGAN):
-    """The tokenizer: images to tokens and back."""
+    """Image tokenizer: images to tokens and back."""
 
     def __init__(self, config: VQGANConfig) -> None:
         super().__init__()

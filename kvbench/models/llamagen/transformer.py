@@ -59,14 +59,14 @@ class LlamaGenConfig(ImageDecoderConfig):
 
 
 class ClassEmbedding(nn.Module):
-    """Embeds a class as one token."""
+    """Embedding of a class as one token."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         self.embedding_table = nn.Embedding(config.classes + 1, config.width)
 
     def forward(self, labels: Tensor, *, guided: bool) -> Tensor:
-        """Embed classes int64 [B], followed by B times no class if `guided`: [B or 2 B, 1, width]."""
+        """Embed classes int64 [B], then B times no class if `guided`: [B or 2 B, 1, width]."""
         if guided:
             labels = torch.cat((labels, torch.full_like(labels, self.embedding_table.num_embeddings - 1)))
         return self.embedding_table(labels)[:, None]
@@ -83,7 +83,7 @@ class _Projection(nn.Module):
 
 
 class CaptionEmbedding(nn.Module):
-    """A caption's features as tokens; zeros stay zeros. The weights include features for no caption."""
+    """MLP from a caption's features to tokens; zeros stay zeros. A parameter holds the features of no caption."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
@@ -92,14 +92,14 @@ class CaptionEmbedding(nn.Module):
         self.uncond_embedding = nn.Parameter(torch.zeros(config.text_tokens, config.text_width))
 
     def forward(self, features: Tensor, *, guided: bool) -> Tensor:
-        """Embed features [B, text_tokens, text_width], followed by B times no caption if `guided`."""
+        """Embed features [B, text_tokens, text_width], then B times no caption if `guided`: [B or 2 B, .., width]."""
         if guided:
             features = torch.cat((features, self.uncond_embedding.expand_as(features)))
         return self.cap_proj(features)
 
 
 class LlamaGen(Decoder):
-    """The transformer; `cls_embedding` makes its condition."""
+    """Decoder whose `cls_embedding` embeds the condition."""
 
     config: LlamaGenConfig
 

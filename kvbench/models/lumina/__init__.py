@@ -1,1 +1,1 @@
-"""Lumina-mGPT: Chameleon's language model, taught to draw (arXiv:2408.02657); only text to image."""
+"""Lumina-mGPT: Chameleon's language model, trained to generate images (arXiv:2408.02657); only text to image."""

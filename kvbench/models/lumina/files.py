@@ -11,13 +11,13 @@ from kvbench.models.parts.decoder_files import clean_llama, strip_prefix
 def clean_lumina(raw: Mapping[str, object], config: LuminaConfig) -> State:
     """Return the language model's state.
 
-    Files have a norm of queries and keys for each GPU's share of the heads, or for each head; here each head has one.
+    Files have norms of queries and keys for each GPU's share of the heads, or for each head; the result for each head.
     """
     # Some copies contain an encoder of images.
     state = {k: v for k, v in strip_prefix(raw).items() if not k.startswith("vqmodel.")}
     for part, heads in (("q", config.heads), ("k", config.kv_heads)):
         for name in [name for name in state if f".{part}_norm." in name]:
-            rows = state[name]  # of another shape it is a different model's, which `check` refuses
+            rows = state[name]  # another shape belongs to another model, which `check` refuses
             if rows.ndim == 2 and rows.shape[1] == config.head_dim and len(rows) and not heads % len(rows):
                 state[name] = rows.repeat_interleave(heads // len(rows), 0).flatten()
     return clean_llama(state, config.head_dim)

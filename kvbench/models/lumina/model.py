@@ -24,10 +24,10 @@ class LuminaModel(LinedImageModel[Lumina, Chameleon]):
     unconditional branch has only the three tokens that begin an image. A row of the image (`chunk`) includes its
     newline. In bfloat16 the rounding of cosines and sines depends on the padding.
 
-    Differs from the official program in: every image has the configured size, so that its first tokens are part of the
-    prompt and not drawn; no token is drawn after the image; in bfloat16, keys are rounded when they are cached, not at
-    every use, which gives the same numbers in two thirds of the bytes, and cosines and sines are rounded at positions
-    that include the padding; a batch can have several prompts.
+    Differs from the official code in: every image has the configured size, so that its first tokens are part of the
+    prompt and not sampled; no token follows the image; in bfloat16, keys are rounded when they are cached, not at every
+    use, which gives the same values in two thirds of the bytes, and cosines and sines are rounded at positions that
+    include the padding; a batch can have several prompts.
     """
 
     transformer: LuminaConfig

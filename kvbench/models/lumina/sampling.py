@@ -8,6 +8,6 @@ from kvbench.models.parts.sampling import TokenSampling
 
 @dataclass(frozen=True)
 class LuminaSampling(TokenSampling):
-    """Sampling as in the official program: top-k, then division by the temperature, then top-p."""
+    """Sampling of the official code: top-k, then division by the temperature, then top-p."""
 
     temperature_first: ClassVar[bool] = False

@@ -16,7 +16,7 @@ class ChameleonConfig(VQGANConfig):
 
 
 class Chameleon(VQGAN):
-    """The decoder half of the tokenizer: tokens to images."""
+    """Decoder of the tokenizer: tokens to images."""
 
     def __init__(self, config: ChameleonConfig) -> None:
         super().__init__()

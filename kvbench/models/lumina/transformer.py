@@ -25,7 +25,7 @@ class LuminaConfig(LinedImageConfig):
 
 
 class Lumina(Decoder):
-    """The language model, whose image tokens are words of its vocabulary."""
+    """Language model whose vocabulary includes the image tokens."""
 
     config: LuminaConfig
 

@@ -1,4 +1,4 @@
-"""VAR's next-scale loop: draw the tokens of a scale, add their codes, shrink the sum to the next scale's input."""
+"""VAR's next-scale loop: sample the tokens of a scale, add their codes, shrink the sum to the next scale's input."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from kvbench.core.segments import Segment
 from kvbench.forced.passes import ForcedScales
 from kvbench.models.base import Cache, FiniteCheck
 from kvbench.models.noise import Noise
-from kvbench.models.var.sampling import VARSampling, draw_tokens, guide, mix_codes, truncate
+from kvbench.models.var.sampling import VARSampling, draw_tokens, guide, gumbel_softmax, truncate
 from kvbench.models.var.tokenizer import VQVAE, shrink
 from kvbench.models.var.transformer import VAR, ClassCondition
 
@@ -27,7 +27,7 @@ def draw_token_scales(
     activations: int = 0,
     forced: ForcedScales | None = None,
 ) -> Tensor:
-    """Draw images' codes for a batch of classes (VAR inference with classifier-free guidance).
+    """Generate images' codes for a batch of classes (VAR inference with classifier-free guidance).
 
     Args:
         transformer: the model; its blocks' dtype decides the rounding.
@@ -37,7 +37,7 @@ def draw_token_scales(
         noise: randomness, per prompt.
         sampling: guidance and truncation.
         activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
-        forced: records logits and tokens, and may give the tokens in place of a draw; not with smooth sampling.
+        forced: records logits and tokens, and may give the tokens in place of sampled ones; not with `smooth`.
 
     Returns:
         Sum of all codes, float32 [B, channels, H, W], the tokenizer's decoder input.
@@ -56,7 +56,7 @@ def draw_token_scales(
     if repetitions is not None:
         condition = repetitions.hold(condition)
     if repetitions is None or repetitions.by_launches:  # recorded work has memory of its own
-        # After tensors that live as long as the generation, which would otherwise be cut from the same block.
+        # After long-lived tensors, which would otherwise be allocated inside the reserved block.
         reserve(activations, labels.device)
     for segment in segments:
         cache.begin(segment)
@@ -96,14 +96,14 @@ def compute_logits(
 def draw_codes(
     logits: Tensor, tokenizer: VQVAE, noise: Noise, sampling: VARSampling, progress: float
 ) -> Tensor:
-    """Draw codes float32 [prompts, t_k, channels] of one scale from its guided logits [prompts, t_k, codes].
+    """Sample codes float32 [prompts, t_k, channels] of one scale from its guided logits [prompts, t_k, codes].
 
-    The smooth variant also draws tokens and drops them, to use as much noise as the official program.
+    With `smooth`, tokens are sampled too and dropped, to use as much noise as the official code.
     """
     logits = truncate(logits, sampling)
     tokens = draw_tokens(logits, noise)
     if sampling.smooth:
-        return mix_codes(logits, progress, noise) @ tokenizer.quantize.embedding.weight
+        return gumbel_softmax(logits, progress, noise) @ tokenizer.quantize.embedding.weight
     return tokenizer.codes(tokens)
 
 

@@ -32,9 +32,9 @@ class VARModel(ImageModel[VAR, VQVAE], ReadableScales):
     `transformer` and `tokenizer`.
 
     Attributes:
-        default_sinks: sink scales when the config names none.
-        default_alpha: share of heads that HACK and HACK++ call contextual when the config names none.
-        default_tau: how sharply HACK++ shares its budget when the config names nothing.
+        default_sinks: number of sink scales if the configuration names none.
+        default_alpha: share of heads that HACK and HACK++ call contextual if the configuration names none.
+        default_tau: exponent by which HACK++ shares its budget if the configuration names none.
     """
 
     transformer: VARConfig
@@ -50,9 +50,9 @@ class VARModel(ImageModel[VAR, VQVAE], ReadableScales):
 
     def __post_init__(self) -> None:
         for name in ("codes", "channels"):
-            ours, theirs = getattr(self.transformer, name), getattr(self.tokenizer, name)
-            if ours != theirs:
-                raise ValueError(f"model.transformer.{name}={ours}: model.tokenizer.{name} is {theirs}")
+            value, other = getattr(self.transformer, name), getattr(self.tokenizer, name)
+            if value != other:
+                raise ValueError(f"model.transformer.{name}={value}: must be model.tokenizer.{name}={other}")
         self._check_sources()
 
     @cached_property
@@ -64,12 +64,12 @@ class VARModel(ImageModel[VAR, VQVAE], ReadableScales):
     def activation_bytes(self, prompts: int) -> int:
         """Return the peak bytes of a generation on a GPU without weights and cache.
 
-        The peak is at the last scale, in a layer, in the logits or in the draw.
+        The peak is at the last scale, in a layer, in the logits or in sampling.
         """
         config, cells = self.transformer, self.spec.segments[-1].length
         rows, logits = 2 * prompts * cells, 4 * prompts * cells * config.codes
         layer = count_layer_bytes(rows, config.width, 4 * config.width)
-        # The stream and its norm, and logits of both branches in bf16 and float32; then guided and truncated logits,
+        # The stream and its norm, and logits of both branches in 16 bits and float32; then guided and truncated logits,
         # probabilities, noise, and their quotient.
         return max(layer, rows * config.width * 6 + 3 * logits, 5 * logits)
 
@@ -104,7 +104,7 @@ class VARModel(ImageModel[VAR, VQVAE], ReadableScales):
         networks, activations = (self._transformer, self._tokenizer), self.activation_bytes(len(prompts))
         if forced is not None and self.sampling.smooth:
             raise ConfigError(
-                "model.sampling.smooth=true: mixes codes, so that no tokens can be read; set it to false"
+                "model.sampling.smooth=true: mixes codes, so that there are no tokens to score; set it to false"
             )
         return draw_token_scales(
             *networks, labels, cache, noise, self.sampling, activations=activations, forced=forced

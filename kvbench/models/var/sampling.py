@@ -1,4 +1,4 @@
-"""VAR's sampling: guidance that grows with the scale, truncation, the draw of tokens and its smooth variant.
+"""VAR's sampling: guidance that grows with the scale, truncation, sampling of tokens and its smooth variant.
 
 Shapes: B prompts, t tokens of a scale, V codes.
 """
@@ -24,8 +24,8 @@ class VARSampling:
 
     Attributes:
         cfg: classifier-free guidance of the last scale; scale k of K uses cfg k / (K - 1), so scale 0 has none.
-        top_k: only the k most likely codes, ties with the last of them included; 0 for all.
-        top_p: the least likely codes with a total probability of at most 1 - top_p are not drawn; 0 for no limit.
+        top_k: number of most probable codes that can be sampled, besides ties with the last one; 0 for all.
+        top_p: the least probable codes with a total probability of at most 1 - top_p are not sampled; 0 for no limit.
         smooth: whether a Gumbel softmax mixes codes (`more_smooth`: better-looking images, not for FID).
     """
 
@@ -57,7 +57,7 @@ def guide(logits: Tensor, cfg: float, progress: float) -> Tensor:
 def truncate(logits: Tensor, sampling: VARSampling) -> Tensor:
     """Return logits float32 [B, t, V], -inf where top-k, and then top-p of the rest, forbid a code.
 
-    Sorting takes several times the memory of the logits, so tokens are split into pieces of `PIECE_BYTES`.
+    Sorting takes several times the memory of the logits, so the tokens are processed in pieces of `PIECE_BYTES`.
     """
     rows = logits.view(-1, logits.shape[-1])
     size = max(1, PIECE_BYTES // (rows.shape[1] * rows.element_size()))
@@ -77,7 +77,7 @@ def _truncate(logits: Tensor, sampling: VARSampling) -> Tensor:
 
 
 def draw_tokens(logits: Tensor, noise: Noise) -> Tensor:
-    """Draw tokens int64 [B, t] from truncated logits [B, t, V].
+    """Sample tokens int64 [B, t] from truncated logits [B, t, V].
 
     The result is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works.
     """
@@ -88,7 +88,7 @@ def draw_tokens(logits: Tensor, noise: Noise) -> Tensor:
     return tokens
 
 
-def mix_codes(logits: Tensor, progress: float, noise: Noise) -> Tensor:
+def gumbel_softmax(logits: Tensor, progress: float, noise: Noise) -> Tensor:
     """Return a Gumbel softmax [B, t, V] of truncated logits, whose temperature decreases from 0.27 with progress."""
     temperature = max(0.27 * (1 - 0.95 * progress), 0.005)
     if not isinstance(noise, CounterNoise):

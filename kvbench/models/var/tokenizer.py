@@ -35,7 +35,7 @@ class _Quantizer(Codebook):
 
 
 class VQVAE(ImageTokenizer):
-    """The tokenizer: images to tokens per scale and back."""
+    """Image tokenizer: images to tokens per scale and back."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class VQVAE(ImageTokenizer):
         Returns each scale's tokens, int64 [B, h, w], and the sum of all codes, float32 [B, channels, H, W].
 
         Raises:
-            ValueError: the last of the `sizes` (h, w) differs from the latents'.
+            ValueError: the last of `sizes` (h, w) is not the latents' size.
         """
         if tuple(sizes[-1]) != tuple(latents.shape[2:]):
             raise ValueError(
@@ -95,11 +95,11 @@ class VQVAE(ImageTokenizer):
 
 
 def choose_convolution(scale: int, scales: int) -> int:
-    """Return the index of a scale's convolution, the nearest tick, the earlier one on ties."""
+    """Return the index of a scale's convolution, that of the nearest tick, the earlier tick on ties."""
     position = scale / (scales - 1)
     return min(range(len(TICKS)), key=lambda j: abs(TICKS[j] - position))
 
 
 def shrink(x: Tensor, size: Size) -> Tensor:
-    """Average [B, channels, H, W] over the windows of a smaller grid, which overlap if the sizes do not divide."""
+    """Average x [B, channels, H, W] over the cells of a smaller grid, which overlap if the sizes do not divide."""
     return F.adaptive_avg_pool2d(x, size)

@@ -2,7 +2,7 @@
 
 Shapes: B sequences, T current tokens, t_k tokens of scale k. Parameters are named as in the official checkpoints, so
 that loading can be strict. Rounding: blocks and the linear layers around them compute in the dtype of the blocks'
-linear layers; residual stream, norms, temperatures and logits are float32, as in the official program under autocast.
+linear layers; residual stream, norms, temperatures and logits are float32, as in the official code under autocast.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ class VARBlock(nn.Module):
         dtype = self.ffn.fc1.weight.dtype
         modulated = partial(modulate, x, factor1, shift1, dtype)
         x = add_gated(x, self.attn(modulated, layer, projection, None, attend), gate1, rounded=True)
-        # The official program does not multiply in place: the gate's dtype counts, float32 with shared modulation.
+        # The official code does not multiply in place: the gate's dtype decides, float32 with shared modulation.
         rounded = gate2.dtype == dtype
         return add_gated(x, self.ffn(modulate(x, factor2, shift2, dtype)), gate2, rounded=rounded)
 
@@ -120,13 +120,13 @@ class VARBlock(nn.Module):
 def is_rounded(name: str) -> bool:
     """Return whether a parameter of `VAR` has the blocks' dtype.
 
-    Temperatures and offsets of the shared modulation stay float32, because the official program never casts them.
+    Temperatures and offsets of the shared modulation stay float32, because the official code never casts them.
     """
     return name.startswith("blocks.") and not name.endswith(("scale_mul_1H11", "ada_gss"))
 
 
 class VAR(nn.Module):
-    """Maps a class and the running sum of codes to logits of codes, one scale at a time or all at once."""
+    """Transformer from a class and the running sum of codes to logits of codes, one scale at a time or all at once."""
 
     def __init__(self, config: VARConfig) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class VAR(nn.Module):
 
     @property
     def compute(self) -> torch.dtype:
-        """Dtype of the blocks and of the linear layers that the official program runs under autocast."""
+        """Dtype of the blocks and of the linear layers that the official code runs under autocast."""
         return self.layers[0].ffn.fc1.weight.dtype
 
     def condition(self, labels: Tensor) -> ClassCondition:

@@ -67,5 +67,5 @@ def test_seeds_are_their_own() -> None:
 
 def test_settings_per_scale() -> None:
     assert Sampling(cfg=2.0, tau=(1.0, 0.5, 0.25)).per_scale(2) == ((2.0, 1.0), (2.0, 0.5))
-    with pytest.raises(ValueError, match=r"model.sampling.tau: 3 values for 4 scales"):
+    with pytest.raises(ValueError, match=r"model.sampling.tau: needs 4 values, not 3"):
         Sampling(tau=(1.0, 0.5, 0.25)).per_scale(4)

@@ -45,7 +45,7 @@ def test_tokens_of_chats_are_those_of_transformers(loaded: Any) -> None:
     for chat in GOLDEN["prompts"]:
         assert loaded._text.encode(chat["prompt"]) == chat["tokens"]
     numbers = loaded._text.encode_part("\n\n1.", first=True)
-    assert loaded._text.spell(numbers) == ("\n\n", "1", ".")
+    assert loaded._text.token_strings(numbers) == ("\n\n", "1", ".")
     assert loaded._text.ends == (2, 0)
 
 
