@@ -152,7 +152,7 @@ class CAKE(LayerShares, ObservationWindow):
         return self._fitted
 
     def weigh(self, statistics: Floats) -> Floats:
-        """Return the preferences of layers [..., L], scaled to a maximum of 1."""
+        """Return the preferences of layers, float64 [..., L], scaled to a maximum of 1."""
         preference = statistics[..., 0].clip(0) ** (1 / self.tau1) * statistics[..., 1].clip(0) ** (
             1 / self.tau2
         )
@@ -162,7 +162,7 @@ class CAKE(LayerShares, ObservationWindow):
         return weights
 
     def divide(self, weights: Floats, tokens: int, length: int, reach: Ints) -> Ints:
-        """Divide tokens among layers by `rounding`."""
+        """Divide tokens among layers by `rounding`: int64 [layers], the capacity of each head."""
         if self.rounding == "exact":
             return super().divide(weights, tokens, length, reach)
         total, outside = tokens // self.spec.heads - self._fitted * self.spec.layers, length - self._fitted

@@ -95,7 +95,7 @@ class KVPress(Scored):
         return scores
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Select the slots of highest score, the newest on ties: presses give one score to their newest tokens."""
+        """Select the slots of highest score, bool [rows, slots], the newest on ties, as presses score these equally."""
         return choose_best(ranked.flip(1), self.row_capacities(view)).flip(1)
 
     def _call_press(
@@ -186,7 +186,7 @@ def describe_layer(view: View, spec: ModelSpec, hidden: Tensor, begin: int) -> S
     queries = width // spec.head_dim
 
     def rotate(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotation of positions from `begin`, without positions after the model's last."""
+        """Return cosine and sine of positions from `begin`, without positions after the model's last."""
         last = spec.segments[-1].end - 1
         return rotate_positions(view, (begin + positions[0]).clamp(max=last).unique(), x)
 

@@ -72,7 +72,7 @@ def take(x: Tensor, order: Tensor) -> Tensor:
 
 
 def standardise(x: Tensor, exists: Tensor, heads: int) -> Tensor:
-    """Return x [rows, slots] with mean 0 and standard deviation 1 over all slots of a sequence's heads."""
+    """Return x, float32 [rows, slots], with mean 0 and standard deviation 1 over all slots of a sequence's heads."""
     scores, mask = (rows.unflatten(0, (-1, heads)).flatten(1) for rows in (x, exists.float()))
     count = mask.sum(1, keepdim=True)
     mean = (scores * mask).sum(1, keepdim=True) / count.clamp(min=1)

@@ -75,7 +75,7 @@ class CapKV(Scored):
         )
 
     def _align(self, view: View) -> tuple[Tensor, Tensor]:
-        """Return keys [rows, slots, D] and anchors [rows, query heads, D] with their channels in the same order."""
+        """Return keys, float32 [rows, slots, D], and anchors [rows, query heads, D] with channels in the same order."""
         queries, valid = read_queries(view, self.spec, self.leading)
         weight = (
             torch.ones_like(queries[..., 0]) if valid is None else valid.float().expand(queries.shape[:3])

@@ -48,7 +48,7 @@ def measure_reliance(mass: Tensor, spec: ModelSpec) -> Floats:
 
 
 def weigh_groups(reliance: Floats, groups: Groups, tau: float) -> Floats:
-    """Return the mean reliance of each group to the power `tau`, [K - 1, groups], with maximum 1 at each scale."""
+    """Return the mean reliance of groups to the power `tau`, float64 [K - 1, groups], with maximum 1 at each scale."""
     mean = np.eye(len(groups.sizes))[groups.of_head] / groups.sizes
     weights = np.einsum("klh,lhg->kg", reliance, mean) ** tau
     largest = weights.max(1, keepdims=True)

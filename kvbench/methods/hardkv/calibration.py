@@ -130,7 +130,7 @@ class TemperatureProblem(NamedTuple):
 
 
 def _bisect(problem: TemperatureProblem) -> Tensor:
-    """Bisect the logarithm of the temperature; the mass falls as it rises (Algorithm 2)."""
+    """Return temperatures, float32 [rows], by bisecting their logarithm; the mass falls as they rise (Algorithm 2)."""
     low, high = (problem.ordered.new_full((len(problem.ordered),), bound).log() for bound in BISECTION_RANGE)
     for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2

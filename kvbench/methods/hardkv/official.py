@@ -47,7 +47,7 @@ def weigh_slots(
 
 
 def _average(probabilities: Tensor, valid_queries: Tensor | None) -> Tensor:
-    """Average over the valid queries of each row, [rows, 1, slots]."""
+    """Average over the valid queries of each row: float32 [rows, 1, slots]."""
     if valid_queries is None:
         return probabilities.mean(1, keepdim=True)
     total = probabilities.masked_fill(~valid_queries[..., None], 0).sum(1, keepdim=True)

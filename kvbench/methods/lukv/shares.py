@@ -26,7 +26,7 @@ def find_marginal_losses(utility: Floats) -> Floats:
 
 
 def discard(losses: Floats, tokens: int, scope: Scope) -> Floats:
-    """Return the pruned share of each head at 1 to 99 % of global compression, [99, L, H].
+    """Return the pruned share of each head at 1 to 99 % of global compression, float64 [99, L, H].
 
     The token of the smallest marginal loss is discarded first, on ties in the lower layer and head, until that share of
     all tokens, or all tokens of the curves, are discarded. The marginal losses [L, H, n] are non-decreasing; a head has
@@ -42,7 +42,7 @@ def discard(losses: Floats, tokens: int, scope: Scope) -> Floats:
 
 
 def sum_percents(utility: Floats) -> Floats:
-    """Return the summed utility of each percent of the tokens, [..., 100], from [..., tokens]."""
+    """Return the summed utility of each percent of the tokens, float64 [..., 100], from [..., tokens]."""
     curves = np.concatenate((np.zeros_like(utility[..., :1]), utility.cumsum(-1)), -1)
     bounds = np.linspace(0, utility.shape[-1], PERCENTS + 1)
     heads = [
@@ -59,7 +59,7 @@ def average_curves(losses: Floats, floor: float, scope: Scope) -> Floats:
 
 
 def interpolate_shares(table: Floats, ratio: float) -> Floats:
-    """Return the pruned share of each head at a global compression, [L, H].
+    """Return the pruned share of each head at a global compression `ratio` in 0..1, float64 [L, H].
 
     It is linear between the rows of the table [99, L, H], no token at 0 and every token at 1.
     """

@@ -122,7 +122,7 @@ def measure_cross_entropy(
 
 
 def clamp_shares(statistics: Floats, share: float) -> Floats:
-    """Return the share of tokens that each layer keeps in the released code, [L] (MEDA Eq. 7, D2O).
+    """Return the share of tokens that each layer keeps in the released code, float64 [L] (MEDA Eq. 7, D2O).
 
     It is the softmax of the layers' statistics, scaled to mean `share` and clamped to 0.01..1 without redistribution.
     """
@@ -192,13 +192,13 @@ class MEDA(LayerShares):
             )
 
     def weigh(self, statistics: Floats) -> Floats:
-        """Return the exponentials of the layers' statistics, scaled to a maximum of 1."""
+        """Return the exponentials of the layers' statistics, float64 [..., L], scaled to a maximum of 1."""
         signed = statistics[..., 0] / self.temperature * (-1 if self.statistic == "variance" else 1)
         weights: Floats = np.exp(signed - signed.max(-1, keepdims=True)).clip(1e-9)
         return weights
 
     def divide(self, weights: Floats, tokens: int, length: int, reach: Ints) -> Ints:
-        """Divide tokens among layers; `official_clamp` can leave some unused."""
+        """Divide tokens among layers: int64 [layers], tokens of each head; `official_clamp` can leave some unused."""
         if not self.official_clamp:
             return super().divide(weights, tokens, length, reach)
         share = tokens / (self.spec.heads * len(weights) * length)

@@ -20,7 +20,7 @@ STEP_SIZE = 0.3
 
 
 def find_prices(problem: Problem) -> Floats:
-    """Find prices at which the heads' allocations roughly meet the capacity: [K (L + 1)], error per unit of capacity.
+    """Return prices at which the heads' allocations roughly meet the capacity, float64 [K (L + 1)], in error per unit.
 
     A multiplicative subgradient method: a price rises where the heads exceed the capacity and falls where they do not
     reach it. It is 0 at steps where the full cache fits.
@@ -74,7 +74,7 @@ def _choose_precisions(problem: Problem, unit_costs: Floats) -> tuple[list[Float
 
 
 def _choose_nested(costs: list[Floats], sources: Sources) -> Ints:
-    """Return lifetimes of the best nested sets: each set is a subset of the previous set plus the newest source."""
+    """Return lifetimes, int64 [T, K - 1], of the best sets, subsets of the previous set plus the newest source."""
     last = len(costs) - 1
     remaining = [_map_sets(now, then) for now, then in pairwise(sources)]
     for k in range(last - 1, 0, -1):
@@ -100,7 +100,7 @@ def _map_sets(now: tuple[int, ...], then: tuple[int, ...]) -> Ints:
 
 
 def _find_cheapest_subset(values: Floats) -> Floats:
-    """Return the minimum value among the subsets of each set, [2^n, T]; `values` is overwritten."""
+    """Return the minimum value among the subsets of each set, float64 [2^n, T]; `values` is overwritten."""
     sets, heads = values.shape
     for bit in range(sets.bit_length() - 1):
         pairs = values.reshape(-1, 2, 1 << bit, heads)

@@ -71,7 +71,7 @@ class LayerShares(Scored):
         raise NotImplementedError
 
     def weigh(self, statistics: Floats) -> Floats:
-        """Return a weight for each layer [..., L], positive and at most 1, from statistics [..., L, n]."""
+        """Return a weight for each layer, float64 [..., L] in (0, 1], from statistics [..., L, n]."""
         raise NotImplementedError
 
     def divide(self, weights: Floats, tokens: int, length: int, reach: Ints) -> Ints:
@@ -150,13 +150,13 @@ class LayerShares(Scored):
         return choose_best(ranked, rows)
 
     def _divide_each(self, view: View) -> list[Ints]:
-        """Divide B among the layers measured so far, in each sequence."""
-        numbers: Floats = torch.stack(self._now, 1).double().cpu().numpy()  # [sequences, layers, n]
-        plans = self.list_plans(view)
-        plans *= len(numbers) // len(plans)
-        return [plan._divide_whole(one, view.segment.index) for plan, one in zip(plans, numbers, strict=True)]
+        """Divide B among the layers measured so far: for each sequence int64 [layers], the capacity of each head."""
+        sequences: Floats = torch.stack(self._now, 1).double().cpu().numpy()  # [sequences, layers, n]
+        plans, segment = self.list_plans(view), view.segment.index
+        plans *= len(sequences) // len(plans)
+        return [plan._divide_whole(layers, segment) for plan, layers in zip(plans, sequences, strict=True)]
 
-    def _divide_whole(self, numbers: Floats, segment: int) -> Ints:
-        """Divide B among the measured layers of a sequence after a segment."""
-        weights, length = self.weigh(numbers), self.spec.ends[segment]
+    def _divide_whole(self, statistics: Floats, segment: int) -> Ints:
+        """Divide B among the measured layers of a sequence: int64 [layers], the capacity of each head."""
+        weights, length = self.weigh(statistics), self.spec.ends[segment]
         return self.divide(weights, self.budget.tokens, length, np.full(len(weights), length))

@@ -171,7 +171,7 @@ class Scored(Method):
         return kept
 
     def ranked_if_full(self, view: View) -> Tensor | None:
-        """Update the state of slots, and return their ranking; None while everything fits."""
+        """Update the state of slots, and return their ranking [rows, slots]; None while everything fits."""
         if self._is_fresh(view):
             self.observe(view)
         if not fits(view, min(self.list_min_capacities(view))):
@@ -193,7 +193,7 @@ class Scored(Method):
         return scores if view.exists is None else scores.masked_fill(~view.exists, -torch.inf)
 
     def smoothed_scores(self, view: View) -> Tensor:
-        """Return scores [rows, slots] after `branch_mode`, `refresh` and `ema`."""
+        """Return scores, floating-point [rows, slots], after `branch_mode`, `refresh` and `ema`."""
         if not self.own_state and not self._is_fresh(view):
             return self._rank_new_first(view, view.state)
         scores = self.score(view)

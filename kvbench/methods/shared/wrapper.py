@@ -106,7 +106,7 @@ class Wrapper(Scored):
         self.base.forget_plans(besides)
 
     def keep(self, view: View) -> Tensor | None:
-        """Keep what a subclass selects of the base's ranking."""
+        """Keep what a subclass selects of the base's ranking, bool [rows, slots]; None while everything fits."""
         self.list_plans(view)  # this comes before the base uses its own plans
         return super().keep(view)
 
@@ -127,7 +127,7 @@ class Wrapper(Scored):
         self.base.compare_layers(views)
 
     def ranked_if_full(self, view: View) -> Tensor | None:
-        """Return the base's ranking; None if the base drops nothing."""
+        """Return the base's ranking, floating-point [rows, slots]; None while everything fits."""
         return self.base.ranked_if_full(view)
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
