@@ -19,7 +19,7 @@ from benchmarks.support.build import built, composed, list_choices, open_cache, 
 from benchmarks.support.plain_loop import PlainCache, plain_loop
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
-from kvbench.core.devices import if_it_fits
+from kvbench.core.devices import run_or_none_if_oom
 from kvbench.core.gpus import resolve_noise
 from kvbench.engine.cache import KVCache
 from kvbench.models.base import Cache, Model
@@ -86,7 +86,7 @@ def main(options: argparse.Namespace) -> None:
     if isinstance(model, InfinityModel):
         pairs = {"plain loop": (plain_loop(model), PlainCache()), **pairs}
     runs = {name: partial(generate, *pair, prompts) for name, pair in pairs.items()}
-    fitting = {name: run for name, run in runs.items() if if_it_fits(run) is not None}
+    fitting = {name: run for name, run in runs.items() if run_or_none_if_oom(run) is not None}
     times = take_turns(fitting, options.repeats, choose_clock(options.cpu_time, options.device))
     print(
         f"kvbench {kvbench.__version__}, {model.name}, batch {options.batch}, "

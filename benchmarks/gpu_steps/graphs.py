@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
 from benchmarks.gpu_steps.generations import MODELS, SHRUNK, Generator, are_equal, load
-from kvbench.core.devices import if_it_fits, release_unused
+from kvbench.core.devices import release_unused, run_or_none_if_oom
 from kvbench.engine.cache import KVCache
 
 MAX_LEAK = 1 << 20
@@ -90,7 +90,7 @@ def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
         prompts, samples, tries = len(one.prompts), None, 0
         while samples is None and prompts >= few:
             tries += 1
-            samples = if_it_fits(partial(one.draw, cache, prompts), cache.forget)
+            samples = run_or_none_if_oom(partial(one.draw, cache, prompts), cache.forget)
             prompts = prompts if samples is not None else prompts // 2
     if samples is None or tries == 1:
         which = "no batch fits" if samples is None else "all prompts fit"

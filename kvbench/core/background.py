@@ -31,12 +31,12 @@ def repeating(action: Work, pause: float) -> Iterator[None]:
 def working_beside(max_: int) -> Iterator[Callable[[Work], None]]:
     """Run pieces of work in a second thread, in the order in which they are submitted.
 
-    All of them are done when the block ends, even if an error ends it. At most `max_` pieces are pending: submitting
+    All pieces are done when the block ends, even if an error ends it. At most `max_` pieces are pending: submitting
     another waits for the oldest.
 
     Yields:
         A function that submits a piece of work. It raises the error of an earlier piece, and so does the end of the
-        block unless another error ends it; later pieces are done all the same.
+        block unless another error ends it; later pieces are done nevertheless.
     """
     pending: deque[Future[object]] = deque()
 

@@ -13,7 +13,7 @@ _hidden = False
 def make_bar(**settings: Any) -> "tqdm[Any]":
     """Return a bar with settings of tqdm that leaves no line behind.
 
-    A terminal and a notebook have bars, files and jobs of a sweep (`hiding_bars`) do not.
+    Terminals and notebooks show it; files and jobs of a sweep (`hiding_bars`) do not.
     """
     return tqdm(leave=False, disable=_hidden or (False if "ipykernel" in sys.modules else None), **settings)
 

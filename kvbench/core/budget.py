@@ -16,7 +16,7 @@ UNITS: tuple[BudgetUnit, ...] = ("tokens", "bytes")
 NUMBER = re.compile(
     r"[+-]?(\d{1,99}/\d{1,99}|(\d{1,99}\.?\d{0,99}|\.\d{1,99})(e[+-]?\d{1,3})?)", re.IGNORECASE
 )
-"""Pattern of accepted numbers; to parse an exponent of more digits would take minutes."""
+"""Pattern of accepted numbers; a longer exponent would take minutes to parse."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Budget:
         12
 
         Raises:
-            ValueError: not a number, not positive, above the full cache, or not a whole number of tokens.
+            ValueError: the value is not a number, not positive, above the full cache, or above 1 and not whole.
         """
         given = number = read_number(value, "tokens")
         if number > 1:
@@ -78,7 +78,7 @@ class Budget:
 
         >>> from kvbench.core.segments import next_scale
         >>> spec = ModelSpec("small", layers=2, heads=3, head_dim=8, segments=next_scale([(1, 1), (2, 2), (3, 3)]))
-        >>> spec.full_bytes  # 30 tokens, each a key and a value of 8 numbers of 2 bytes
+        >>> spec.full_bytes  # 30 tokens, each a key and a value of 8 channels of 2 bytes
         960
         >>> Budget.parse_bytes(0.1, spec, token_bytes=2 * 8 * 2).capacity
         Fraction(3, 1)
@@ -90,7 +90,7 @@ class Budget:
         `token_bytes` are the bytes of the largest token in one head, key and value.
 
         Raises:
-            ValueError: not a number, not positive, above the full cache in 16 bits, or not a whole number of bytes.
+            ValueError: as for `parse`, with the full cache in 16 bits.
         """
         key = f"budget={value} budget_unit=bytes"
         number = read_number(value, "bytes")
@@ -197,13 +197,13 @@ def find_capacity(
 
 
 def read_number(value: float | int | str, unit: str) -> Fraction:
-    """Read `budget` as it is written: a decimal, a fraction such as 1/3, or a whole number above 1.
+    """Parse `budget` as written: a decimal, a fraction such as 1/3, or a whole number above 1.
 
     >>> read_number(0.1, "tokens"), read_number("1/3", "tokens"), read_number(650, "tokens")
     (Fraction(1, 10), Fraction(1, 3), Fraction(650, 1))
 
     Raises:
-        ValueError: it is not a number, not positive, or above 1 and not whole.
+        ValueError: the value is not a number, not positive, or above 1 and not whole.
     """
     key = f"budget={shorten(str(value))}" + f" budget_unit={unit}" * (unit == "bytes")
     whole = "bytes of a sequence" if unit == "bytes" else "tokens per head"
@@ -223,7 +223,7 @@ def read_number(value: float | int | str, unit: str) -> Fraction:
 def name_budget(budget: Budget) -> str:
     """Return a budget as on the command line: as it was given, or a fraction.
 
-    A computed one in bytes is in bytes below a thousandth of the full cache.
+    A computed byte budget is a fraction, or bytes if it is below a thousandth of the full cache.
     """
     if budget.given is not None and budget.given > 1:
         return f"budget={budget.given}" + " budget_unit=bytes" * (budget.bytes is not None)
@@ -259,7 +259,7 @@ class InfeasibleBudget(ValueError):
     @classmethod
     def of_leading(cls, budget: Budget, leading: int, spec: ModelSpec) -> "InfeasibleBudget":
         """Return the error of `leading` first tokens that alone exceed the budget."""
-        return cls(f"{cls.of(budget, leading, spec, 'the first tokens that stay')}, or lower `leading`")
+        return cls(f"{cls.of(budget, leading, spec, 'the protected first tokens')}, or lower `leading`")
 
     @classmethod
     def of_sinks(cls, budget: Budget, sinks: int, needed: int, spec: ModelSpec) -> "InfeasibleBudget":

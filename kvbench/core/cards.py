@@ -1,18 +1,18 @@
-"""Graphics cards by the rates that their maker states."""
+"""GPUs with the peak rates that their maker states."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card's highest rates.
+    """Peak rates of a GPU.
 
     Attributes:
         name: name as its maker writes it.
         tera: 10^12 operations per second of dense 16-bit matrix products with float32 sums.
-        tera_float32: the same outside tensor cores.
+        tera_float32: 10^12 float32 operations per second outside tensor cores.
         giga: 10^9 bytes per second of its memory.
-        source: document in which the maker states them.
+        source: document in which the maker states the rates.
         driver: name that the graphics driver reports.
     """
 
@@ -24,7 +24,7 @@ class Card:
     driver: str
 
     def find_rate(self, arithmetic: str) -> float:
-        """Return operations per second in `float32`, `tf32` (half of the 16-bit rate on all cards here), or 16 bits."""
+        """Return operations per second in `float32`, `tf32` (half of the 16-bit rate on all GPUs here), or 16 bits."""
         tera = {"float32": self.tera_float32, "tf32": self.tera / 2}.get(arithmetic, self.tera)
         return 1e12 * tera
 
@@ -47,4 +47,4 @@ CARDS = {
         "NVIDIA GeForce RTX 5090",
     ),
 }
-"""Cards by the name that `device` takes with `task=plan`."""
+"""GPUs by the name that `device` takes with `task=plan`."""

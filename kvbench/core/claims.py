@@ -3,7 +3,7 @@
 A claim is a file that only one process can create. Its holder touches it while it works; a claim that has not been
 touched for `lapse` seconds has lapsed. On one machine the kernel releases the holder's lock when its process ends, so
 no process waits for the lapse. Ages are differences of file system times, since clocks of machines differ. If the file
-server's clock was set back, a claim may have a future time; who sees it sets it to the present, so that it lapses.
+server's clock was set back, a claim may have a future time; a process that sees it sets it to the present.
 """
 
 import errno
@@ -23,13 +23,13 @@ from kvbench.core.files import name_machine, naming, open_file, parse_json
 LAPSE = 60.0
 """Default seconds without a touch after which a claim has lapsed."""
 MAX_LAPSE = 86400.0
-"""Longest lapse in seconds; a claim that promises another has the default."""
+"""Maximum lapse in seconds; a claim file with a longer or invalid one has the default."""
 TOUCHES_PER_LAPSE = 6
-"""Touches of a claim by its holder in that time."""
+"""Touches of a claim by its holder per lapse."""
 MIN_PAUSE, MAX_PAUSE = 0.002, 0.2
 """Shortest and longest polling interval, in seconds, while another process holds the claim."""
 MISSING_FILE_ERRORS = (errno.ENOENT, errno.ESTALE)
-"""Errors for a removed file; NFS gives the second for an open file that another machine removed."""
+"""`errno` values of a removed file; NFS gives ESTALE for an open file that another machine removed."""
 MACHINE = name_machine()
 """Identifier of the machine on which kernel locks are valid."""
 
@@ -71,7 +71,7 @@ def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bo
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a living process holds a claim; nobody holds what cannot be read as one, such as a folder."""
+    """Return whether a living process holds a claim; False for an unreadable path or a folder."""
     try:
         return _judge(path) == "held"
     except OSError:
@@ -137,7 +137,7 @@ def _judge(path: Path) -> Literal["free", "held", "lapsed"]:
     A claim whose time is further ahead than its lapse is touched here; a dead holder's then lapses like any other.
 
     Raises:
-        OSError: something else is in its place; the error names it.
+        OSError: something other than a claim is at the path; the error names it.
     """
     if (file := _open(path)) is None:
         return "free"
@@ -169,7 +169,7 @@ def _open(path: Path) -> BinaryIO | None:
 
 
 def _read(file: BinaryIO) -> tuple[object, float]:
-    """Return machine and lapse of a claim; None and the default before its holder has written them."""
+    """Return machine and lapse of a claim; None and `LAPSE` before its holder has written them."""
     try:
         about = parse_json(file.read())
     except ValueError:

@@ -41,8 +41,8 @@ class Range:
 
     Attributes:
         least: lower bound, included unless `above`.
-        most: upper bound, included.
-        above: the lower bound itself is too small.
+        most: upper bound, always included.
+        above: the lower bound is excluded.
         odd: even numbers are refused.
     """
 
@@ -62,11 +62,11 @@ class Range:
 
 
 Rule = tuple[str, bool, str]
-"""A key, whether its value is wrong, and the problem or remedy, which the types of keys cannot say."""
+"""A key, whether its value is wrong, and the problem or remedy; for rules that a field's type cannot express."""
 
 
 def check_rules(rules: Iterable[Rule], owner: object, prefix: str = "") -> None:
-    """Check the values of an object, whose attributes the keys of the rules name, below a prefix.
+    """Check the attributes of an object that the keys of rules name; messages put `prefix` before a key.
 
     Raises:
         ConfigError: names the first wrong key and its value.
@@ -90,10 +90,10 @@ def check_range(key: str, value: int, min_: int, max_: int) -> None:
 
 
 def check_file(key: str, value: str, *suffixes: str) -> None:
-    """Check that a file of a format can be written; it is not created.
+    """Check that a file can be written and has one of the suffixes; do not create it.
 
     Raises:
-        ConfigError: it has another suffix, is a folder, or its folder cannot be written.
+        ConfigError: the suffix is wrong, the path is a folder, or its folder cannot be written.
     """
     path = Path(value).expanduser()
     if not path.name.endswith(suffixes):
@@ -111,10 +111,10 @@ def check_file(key: str, value: str, *suffixes: str) -> None:
 
 
 def read_count(variable: str, default: int) -> int:
-    """Return a whole number of the environment, or the default if the variable is not set.
+    """Return the whole number in an environment variable; the default if it is empty or not set.
 
     Raises:
-        ConfigError: it is set to something else.
+        ConfigError: the variable has any other value.
     """
     if not (text := os.environ.get(variable)):
         return default
@@ -203,7 +203,7 @@ def check_value(value: object, hint: object, key: str) -> None:
     """Check that a JSON value has the type of a field.
 
     Raises:
-        ConfigError: names the key, or the first invalid one in it.
+        ConfigError: names the key, or the first invalid key in it.
     """
     if isinstance(value, Mapping) and isinstance(hint, type) and is_dataclass(hint):
         path, target = value.get("_target_"), None
@@ -277,12 +277,12 @@ def _describe(hint: object) -> str:
 
 
 def show(value: object) -> str:
-    """Return a JSON value as on the command line; the middle of a long one is left out."""
+    """Return a JSON value as on the command line, without the middle of a long value."""
     return json.dumps(value) if value is None or isinstance(value, bool) else shorten(str(value))
 
 
 def shorten(text: str, length: int = MAX_SHOWN) -> str:
-    """Return a text in at most `length` characters, without the middle of a longer one.
+    """Return a string of at most `length` characters, without the middle of a longer string.
 
     >>> shorten("abcdefghij", 7)
     'ab...ij'
@@ -292,7 +292,7 @@ def shorten(text: str, length: int = MAX_SHOWN) -> str:
 
 
 def quote_prompt(text: str) -> str:
-    """Return a prompt in quotes, for messages; the middle of a long one is left out."""
+    """Return a prompt in quotes, for messages, without the middle of a long prompt."""
     quoted = reprlib.Repr()
     quoted.maxstring = 60
     return quoted.repr(text)

@@ -21,9 +21,9 @@ _tf32_scopes = 0  # open scopes of `tf32` in this process
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in this process; glibc returns large blocks to the system at once.
+    """Keep freed memory in this process, so that large CPU tensors cause no page faults again.
 
-    Otherwise every large CPU tensor causes page faults again.
+    By default, glibc returns large blocks to the system at once.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -36,7 +36,7 @@ def check_device(name: str) -> None:
     """Check that a device exists.
 
     Raises:
-        ConfigError: it is a GPU that torch does not find.
+        ConfigError: torch does not find the GPU.
     """
     device, count = torch.device(name), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
@@ -62,7 +62,7 @@ def use_device(name: torch.device | str) -> None:
     with _TF32_LOCK:
         if not _tf32_scopes:
             torch.backends.cudnn.allow_tf32 = False
-    torch.cuda.set_device(device.index or 0)  # torch refuses a device without a number
+    torch.cuda.set_device(device.index or 0)  # torch needs an index
 
 
 @contextmanager
@@ -108,30 +108,30 @@ def take_gpu(name: str, number: int) -> None:
 def reserve(size: int, device: torch.device | str) -> None:
     """Reserve `size` bytes as one block of a GPU's allocator.
 
-    Tensors that grow from scale to scale would otherwise each need a new block.
+    Otherwise each of the tensors that grow from segment to segment needs a new block.
     """
     if torch.device(device).type == "cuda":
         torch.empty(size, dtype=torch.uint8, device=device)  # freed at once, and kept by the allocator
 
 
 def release_unused(device: torch.device | str) -> None:
-    """Return unused memory of the allocator to the GPU, so that peaks count used memory alone."""
+    """Return unused memory of the allocator to the GPU, so that peaks count used memory only."""
     if torch.device(device).type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.empty_cache()
 
 
-def pin(numbers: Tensor, device: torch.device | str) -> Tensor:
+def pin(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Return a CPU tensor in pinned memory if the device is a GPU, else unchanged."""
-    return numbers.pin_memory() if torch.device(device).type == "cuda" and not numbers.is_cuda else numbers
+    return tensor.pin_memory() if torch.device(device).type == "cuda" and not tensor.is_cuda else tensor
 
 
-def send(numbers: Tensor, device: torch.device | str) -> Tensor:
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copy a tensor to a device unless it is there; the copy to a GPU is asynchronous, from pinned memory."""
-    return pin(numbers, device).to(device, non_blocking=True)
+    return pin(tensor, device).to(device, non_blocking=True)
 
 
-def if_it_fits(work: Callable[[], T], release: Callable[[], object] = lambda: None) -> T | None:
+def run_or_none_if_oom(work: Callable[[], T], release: Callable[[], object] = lambda: None) -> T | None:
     """Return the result of `work`; None if it runs out of memory, after `release`. Other errors are raised."""
     try:
         return work()

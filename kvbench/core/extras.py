@@ -10,9 +10,9 @@ DISTRIBUTIONS = {
     "torch_fidelity": "torch-fidelity",
     "math_verify": "math-verify",
 }
-"""Names on the package index of packages that are imported under another name."""
+"""Distribution names of packages that have another import name."""
 COLLECTIONS = ("all", "dev")
-"""Extras that only collect others, or add tools for development."""
+"""Extras that only collect other extras or add tools for development."""
 NAME = re.compile(r"[\w.-]+")
 """Name of a distribution at the beginning of a requirement."""
 EXTRA = re.compile(r"extra == ['\"](\w+)['\"]")
@@ -32,7 +32,7 @@ def list_extras() -> dict[str, tuple[str, ...]]:
     return {extra: tuple(names) for extra, names in extras.items()}
 
 
-@cache  # each look reads and parses a file
+@cache  # each call reads and parses a file
 def find_version(package: str) -> str | None:
     """Return the version of an installed distribution, or imported package; None if it is not installed."""
     try:

@@ -21,20 +21,20 @@ CHUNK_BYTES = 1 << 22
 MAX_BYTES = 1 << 28
 """Maximum bytes of a file that is read whole."""
 MAX_STREAMED = 1 << 40
-"""Largest file that is read in parts or mapped, such as weights."""
+"""Maximum bytes of a file that is read in parts or mapped, such as weights."""
 MAX_NUMBER, MAX_INTEGER = 1e60, 2**63 - 1
-"""Largest numbers of a run's files: powers of them are finite, and tables have 64 bits."""
+"""Maximum magnitude of floats and integers in a run's files: their powers are finite, and tables have 64 bits."""
 MAX_DIGITS = 20
-"""Maximum number of characters of a whole number."""
+"""Maximum number of characters of a JSON integer."""
 FILES_PER_FOLDER = 500
-"""Number of samples in a folder."""
+"""Maximum number of samples in a folder."""
 
 
 def open_file(path: Path, largest: int = MAX_BYTES) -> BinaryIO:
-    """Open a file for reading, which somebody else may have made; pipes and devices are not waited for.
+    """Open an untrusted file for reading; never wait for a pipe or device.
 
     Raises:
-        OSError: it cannot be opened, is not a regular file, or has more than `largest` bytes; the error names it.
+        OSError: the file cannot be opened, is not a regular file, or has more than `largest` bytes; the error names it.
     """
     file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 (the caller closes it)
     status = os.fstat(file.fileno())
@@ -57,7 +57,7 @@ def check_file(path: Path) -> Path:
 
 
 def read_bytes(path: Path, largest: int = MAX_BYTES) -> bytes:
-    """Return the content of a file as long as it was when opened; raises the errors of `open_file`."""
+    """Return a file's content up to its length at opening; raises the errors of `open_file`."""
     with open_file(path, largest) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
@@ -67,7 +67,7 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
     Raises:
         OSError: see `open_file`.
-        ValueError: it is not UTF-8, and `errors` is `strict`.
+        ValueError: the file is not UTF-8, and `errors` is `strict`.
     """
     return io.TextIOWrapper(io.BytesIO(read_bytes(path)), "utf-8-sig", errors).read()
 
@@ -123,7 +123,7 @@ def write_beside(path: Path) -> Iterator[Path]:
 def remove_unfinished(folder: Path) -> None:
     """Remove temporary files of `write_beside` that killed processes left in a folder and below.
 
-    Files of running processes, and of other machines and containers, stay.
+    Files of running processes, and of other machines and containers, are kept.
     """
     for path in folder.rglob(f".*.{_name_space()}-*-*"):
         process = path.name.split("-")[-2]
@@ -142,7 +142,7 @@ def name_machine() -> str:
 
 @lru_cache
 def _name_space() -> str:
-    """Return eight digits that processes share if they see the same process numbers."""
+    """Return eight digits that processes share if they see the same process ids."""
     space = Path("/proc/self/ns/pid")  # each container numbers its processes
     return hash_content(name_machine(), str(space.readlink()) if space.is_symlink() else "")[:8]
 
@@ -152,7 +152,7 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # the file belongs to another user
+    except OSError:  # the process belongs to another user
         return True
     return True
 
@@ -164,10 +164,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def parse_json(content: str | bytes, *, finite: bool = False) -> Any:
-    """Parse a JSON value; `finite` refuses NaN, infinities and numbers above `MAX_NUMBER` and `MAX_INTEGER`.
+    """Parse a JSON value; `finite` rejects NaN, infinities, and numbers beyond `MAX_NUMBER` or `MAX_INTEGER`.
 
     Raises:
-        ValueError: it is not JSON, or is nested too deeply.
+        ValueError: the content is not JSON, is nested too deeply, or has a number that `finite` rejects.
     """
     try:
         if not finite:
@@ -215,7 +215,7 @@ def find_obstacle(folder: Path) -> str | None:
 
 def find_existing(folder: Path) -> Path:
     """Return the folder, or its closest parent that exists."""
-    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def count_free_bytes(folder: Path) -> int:
@@ -252,7 +252,7 @@ def hash_files(paths: Iterable[Path]) -> str:
 
 
 def hash_values(values: object) -> str:
-    """Return the SHA-256 of nested settings as JSON with sorted keys; other objects are written as text."""
+    """Return the SHA-256 of nested settings as JSON with sorted keys; other objects are written as `str`."""
     return hash_content(json.dumps(values, sort_keys=True, default=str))
 
 

@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 def resolve_noise(name: str, device: str) -> str:
-    """Return a kind of noise; `auto` is `counter` on a GPU, which would wait for a CPU's numbers, else `stream`."""
+    """Return a kind of noise; `auto` is `counter` on a GPU, so that it never waits for the CPU, else `stream`."""
     return name if name != AUTO else "counter" if device.startswith("cuda") else "stream"
 
 

@@ -1,4 +1,4 @@
-"""When this process imported each module: an edit after that is not what the process executes."""
+"""Times at which this process imported its modules: it does not execute later edits."""
 
 import sys
 import time
@@ -9,10 +9,10 @@ _BEGUN: dict[str, int] = {}
 
 
 class _NotingFinder:
-    """First finder of `sys.meta_path`: notes when an import begins, and leaves the search to the others."""
+    """First finder of `sys.meta_path`: notes when an import begins; later finders do the search."""
 
     def find_spec(self, name: str, *_: object) -> None:
-        """Note the time."""
+        """Note the time, and find nothing."""
         _BEGUN[name] = time.time_ns()
 
 
@@ -23,5 +23,5 @@ def note_imports() -> None:
 
 
 def find_import_time(module: str) -> int:
-    """Return the time in nanoseconds at which the import of a loaded module began, or at the latest ended."""
+    """Return the time in ns at which the import of a loaded module began; `STARTED` if it was not noted."""
     return _BEGUN.get(module, STARTED)

@@ -33,23 +33,23 @@ class FileCache:
     def get(self, name: str, files: Iterable[Path], make: Callable[[], object]) -> Any:
         """Return the value of a name, made by `make` if it is not known or one of its files changed.
 
-        It is what JSON reads: lists for tuples, text for the keys of mappings. Threads may ask for several values.
+        The value is as JSON reads it: lists for tuples, strings for keys. Several threads may call this.
         """
         states = [_find_state(path) for path in files]
         state, started = json.dumps(states).encode(), time.time_ns()
         known = self._known.get(name)
         if known is None or known[0] != state:
             known = state, json.dumps(make()).encode()
-            if any(one is not None and one[-1] >= started - TICK for one in states):
+            if any(entry is not None and entry[-1] >= started - TICK for entry in states):
                 return json.loads(known[1])  # the file may change again within the clock's resolution
         self._used[name] = known
         return json.loads(known[1])
 
     def save(self, is_current: Callable[[str], bool] = lambda _: False) -> bool:
-        """Write the values that were used, and the others whose name is current, if they are not the file's own.
+        """Write the used values, and other values whose names are current, if the file has any others.
 
         Returns:
-            Whether the file has them; false for a folder without write permission, or a full disk.
+            Whether the file has these values; false without write permission, or on a full disk.
         """
         others = {name: value for name, value in self._known.items() if name not in self._used}
         self._used |= {name: value for name, value in others.items() if is_current(name)}

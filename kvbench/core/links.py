@@ -1,4 +1,4 @@
-"""Links: symbolic ones in folders that other people made, and hard ones in place of copies."""
+"""Links: symbolic links in untrusted folders, and hard links in place of copies."""
 
 import os
 import shutil
@@ -17,10 +17,10 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def find_leaving_link(folder: Path, root: Path | None = None, left_out: Collection[str] = ()) -> Path | None:
-    """Return the first symbolic link that leaves its folder, None without one.
+    """Return the first symbolic link that leaves its folder; None if no link does.
 
     It is `folder` itself if that is outside `root`, or a link in the folder or below whose target is outside. Files and
-    folders directly in it whose names are `left_out` are not looked at.
+    folders directly in it whose names are in `left_out` are skipped.
     """
     home = Path(os.path.realpath(folder))
     if root is not None and not home.is_relative_to(os.path.realpath(root)):

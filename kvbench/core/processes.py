@@ -30,7 +30,7 @@ class Processes:
     """Processes that share a model, seen from one of them. All call the same methods in the same order.
 
     Attributes:
-        rank: number of this process; 0 leads.
+        rank: index of this process; 0 leads.
         count: number of processes.
         messages: torch's group for messages; tensors use the default group.
 
@@ -58,7 +58,7 @@ class Processes:
         return messages[0]
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all processes by rank in process 0, and only the own value in the others."""
+        """Return the values of all processes by rank in process 0; other processes get their own value only."""
         if self.count == 1:
             return [value]
         values: list[T] | None = [value] * self.count if self.rank == 0 else None
@@ -89,7 +89,7 @@ def join(count: int, device: str) -> Processes:
     GPUs use NCCL, CPUs Gloo.
 
     Raises:
-        ProcessLost: the others did not join.
+        ProcessLost: the other processes did not join.
     """
     if count == 1:
         return ALONE

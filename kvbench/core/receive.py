@@ -1,4 +1,4 @@
-"""Receipt of one file over HTTP into a partial file, which a later call continues."""
+"""Download of one file into a partial file, which a later call continues."""
 
 import http.client
 import os
@@ -17,7 +17,7 @@ from kvbench.core.files import CHUNK_BYTES
 TIMEOUT = 20.0
 """Seconds after which a host without an answer counts as unreachable."""
 TRIES = 5
-"""Largest number of connections for one file: a connection that is lost, or silent for `TIMEOUT`, is opened again."""
+"""Maximum number of connections for one file; a lost connection, or one silent for `TIMEOUT`, is opened again."""
 PAUSE = 1.0
 """Seconds before a lost connection is opened again."""
 
@@ -31,18 +31,18 @@ def receive(
     size: int | None = None,
     stop: Event | None = None,
 ) -> None:
-    """Receive a file after the bytes that `part` holds, with a progress bar; all of it where no part can be sent.
+    """Download a file, resuming after the bytes in `part` if the host sends ranges, with a progress bar.
 
     Args:
         url: http, https or file.
         part: partial file.
         title: name of the file in the progress bar.
-        headers: headers of the request; `Authorization` is sent to the address's own host alone.
-        size: number of bytes of the whole file; None takes the number that the host states.
-        stop: ends the receipt when it is set.
+        headers: headers of the request; `Authorization` is sent to the host of `url` only.
+        size: bytes of the whole file; None for the size that the host states.
+        stop: ends the download when it is set.
 
     Raises:
-        OSError: the address cannot be read, the partial file cannot be written, or the file ended early.
+        OSError: the address cannot be read, `part` cannot be written, or the file ended early.
         InterruptedError: `stop` was set.
     """
     for left in range(TRIES - 1, -1, -1):
@@ -50,8 +50,8 @@ def receive(
         if size is not None and start == size:
             return
         try:
-            wanted = {**(headers or {}), **({"Range": f"bytes={start}-"} if start else {})}
-            request = urllib.request.Request(url, headers=wanted)
+            sent = {**(headers or {}), **({"Range": f"bytes={start}-"} if start else {})}
+            request = urllib.request.Request(url, headers=sent)
             _receive(request, part, title, start, size, stop)
         except http.client.HTTPException as error:
             raise OSError(f"{url}: {type(error).__name__} {error}") from error
@@ -96,6 +96,6 @@ def _receive(
                 bar.update(file.write(chunk))
             file.flush()
             os.fsync(file.fileno())
-    wanted = total if size is None else size
-    if wanted is not None and (received := part.stat().st_size) != wanted:
-        raise OSError(f"{request.full_url}: received {received} of {wanted} bytes; try again")
+    expected = total if size is None else size
+    if expected is not None and (received := part.stat().st_size) != expected:
+        raise OSError(f"{request.full_url}: received {received} of {expected} bytes; try again")

@@ -15,13 +15,13 @@ class Segment(NamedTuple):
     """Tokens that enter the cache together: a scale, an image row, a prompt or a decode chunk.
 
     Attributes:
-        index: number of the segment, from 0.
+        index: index of the segment in the schedule, from 0.
         start: position of its first token.
         height: rows of tokens.
-        width: tokens of a row.
+        width: tokens per row.
         last: no later segment attends to its tokens, so they are never cached.
-        causal: a token sees earlier tokens of the segment, and tokens may come in several steps; otherwise all tokens
-            come in one step and see each other.
+        causal: a token sees earlier tokens of the segment, and tokens may arrive in several steps; otherwise all
+            tokens arrive in one step and see each other.
     """
 
     index: int  # type: ignore[assignment]  # shadows tuple.index
@@ -67,7 +67,7 @@ def next_token(prompt: int, rows: Sequence[int]) -> tuple[Segment, ...]:
 
 
 def next_token_image(prompt: int, tokens: int, chunk: int) -> tuple[Segment, ...]:
-    """Return the segments of a model that draws `tokens` tokens after a prompt, in chunks.
+    """Return the segments of a model that generates `tokens` tokens after a prompt, in chunks.
 
     The last token is never fed back, so the last segment lacks it.
 
@@ -96,10 +96,10 @@ class ModelSpec:
         padding_counts: padding in front of a short prompt counts as held.
         group: query heads that share a KV head.
         rope_base: base of the rotary frequencies of 1D RoPE; 0 for 2D RoPE or none.
-        rope_frequencies: rotary frequency of each pair of channels, radians per position, where they are not the D/2
-            that `rope_base` gives; empty if they are.
-        unrotated: layers whose keys do not rotate.
-        origin: position in RoPE of the first token; above 0 where padding that all prompts have is cut off.
+        rope_frequencies: rotary frequency of each pair of channels, radians per position; empty if they are the D/2
+            frequencies of `rope_base`.
+        unrotated: indices of layers without RoPE.
+        origin: RoPE position of the first token; above 0 if padding that all prompts have is cut off.
     """
 
     name: str
@@ -130,9 +130,9 @@ class ModelSpec:
                 )
 
     def with_prompt(self, tokens: int) -> "ModelSpec":
-        """Return the shapes for prompts of a number of tokens, whose `origin` is moved by what is cut off in front.
+        """Return the shapes for prompts of `tokens` tokens, in the first segment.
 
-        The prompt is the first segment.
+        `origin` moves by the padding that is cut off in front.
         """
         if tokens == self.segments[0].length:
             return self
@@ -164,17 +164,17 @@ class ModelSpec:
 
     @property
     def writes_text(self) -> bool:
-        """Whether the model writes texts, in which positions have no common meaning across prompts."""
+        """Whether the model generates texts, in which positions have no common meaning across prompts."""
         return self.family == "next-token" and not self.line
 
     @property
     def drawn_tokens(self) -> int:
-        """Tokens of an image: all scales, or all tokens after the prompt with the last, which is not fed back."""
+        """Generated tokens: all scales, or all tokens after the prompt, with the last one, which is not fed back."""
         last = self.segments[-1].end
         return last if self.family == "next-scale" else last - self.segments[0].end + 1
 
     def leading_tokens(self, scales: int) -> int:
-        """Return the tokens of the first `scales` scales, per head."""
+        """Return the tokens of the first `scales` segments, per head."""
         return self.ends[scales - 1] if scales else 0
 
     @property

@@ -32,7 +32,7 @@ TASKS = (
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", *CODE_DTYPES)
 MAX_REPEATS = 10**9
 MIN_UNITS = 8
-"""Prompts before the first look of a race: intervals from fewer are wrong."""
+"""Minimum number of prompts before the first look of a race: intervals from fewer prompts are wrong."""
 GROUPS = ("model", "method", "protect", "windows", "prompts", "eval", "logger", "train", "sampling", "sweeps")
 """Keys of a configuration that hold objects (`_target_`), names or nothing."""
 READING_TASKS = ("report", "dashboard", "export")
@@ -46,7 +46,7 @@ OUTPUT_FILES = {
     "profile.trace": (".json", ".json.gz"),
     "export.policy": (".safetensors",),
 }
-"""Settings that name a file to write, and how its name may end."""
+"""Settings that name a file to write, with the accepted suffixes."""
 
 Count = Annotated[int, Range(1, MAX_PROMPTS)]
 Seed = Annotated[int, Range(0, MAX_SEED)]
@@ -57,7 +57,7 @@ Delay = Annotated[float, Range(0, MAX_REPEATS)]
 
 @dataclass(frozen=True)
 class Protect:
-    """Scales and tokens that methods always keep; files of methods refer to these keys of `conf/protect`."""
+    """Segments and tokens that methods always keep; files of methods refer to these keys of `conf/protect`."""
 
     sinks: Annotated[int, Range(0)]
     condensed: Annotated[int, Range(0)]
@@ -79,7 +79,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Shard:
-    """Share of a run's blocks that this process takes: block numbers congruent to `index` modulo `count`."""
+    """Share of a run's blocks that this process takes: block indices congruent to `index` modulo `count`."""
 
     index: int = 0
     count: Count = 1
@@ -171,9 +171,9 @@ class DashboardSettings:
     """Settings of `task=dashboard`.
 
     Attributes:
-        bundle: write one file with the page and its pictures.
+        bundle: write one file with the page and its images.
         watch: rewrite the page every `every` seconds until all sweeps are done.
-        every: seconds.
+        every: seconds between two rewrites.
     """
 
     bundle: bool = False
@@ -219,12 +219,12 @@ class WorkSettings:
         workers: workers that a launcher starts for `task=work`.
         lapse: seconds without a touch after which other processes take over a claim.
         wait: return when the sweep ends; otherwise it continues in the background, in Slurm's queue or on Ray.
-        number: number of this worker; selects its GPU.
+        number: index of this worker; selects its GPU.
         folder: folder of the sweep; None finds it by the listed jobs.
         do: command to the workers of the sweep; None starts a worker.
         grace: seconds after SIGTERM in which a worker may finish its block.
         jitter: a worker starts at a random time within these seconds.
-        run: runs that `drop` leaves out or `requeue` repeats: number, folder name, or overrides.
+        run: runs that `drop` excludes or `requeue` repeats: index, folder name, or overrides.
     """
 
     workers: Annotated[int, Range(1, 10**4)] = 1
@@ -245,7 +245,7 @@ class Settings:
     Attributes:
         task: name of the task.
         budget: fraction of the full cache or, above 1, tokens per head or bytes per sequence; as written.
-        sinks: leading scales that methods never prune.
+        sinks: leading segments that methods never prune.
         seed: seed of the noise.
         shuffle: seed of a random order of the prompts; None keeps the order of their source.
         batch_size: prompts generated together; changes rounding only.
@@ -253,17 +253,17 @@ class Settings:
         cache_dtype: dtype of stored keys and values; auto is float32 on a CPU and the model's dtype on a GPU.
         storage: low-bit storage of keys and values.
         budget_unit: unit of the budget, `tokens` or `bytes`.
-        noise: numbers of one stream per prompt on the CPU, or by counter where they are used.
+        noise: one random stream per prompt on the CPU, or counter-based noise on the device.
         cuda_graph: record a step of a next-token model, or every scale, as CUDA graphs; `auto` does if it can.
         batch_invariant: on a GPU, attention of a row has the same bytes in every batch.
         runs_dir: folder of runs.
         runs_dirs: more folders, from which finished runs, references and calibrations are copied.
         sources: folders from which `task=merge` copies runs; `from` in a configuration.
         require: evaluators (names in `eval`) that must not be skipped.
-        published: table of a paper to print with a sweep's results, or several, whose numbers are printed by metric.
+        published: table of a paper to print with a sweep's results, or several tables, printed by metric.
         against: method with which `task=report` compares all others, sample by sample.
         metric: metric that `task=choose` compares.
-        methods: methods that `task=choose` compares; None for all that fit.
+        methods: methods that `task=choose` compares; None for all methods that fit.
         margin: difference of the metric within which `task=choose` takes methods as level.
         smoke: the run has two prompts and one cheap metric.
         verbose: print every metric of a run.

@@ -30,8 +30,8 @@ class Code:
     """Code that decides what a class does.
 
     Attributes:
-        files: first twelve hex digits of the SHA-256 of each file's syntax tree, or of its bytes if it is compiled or
-            no Python, by module.
+        files: first twelve hex digits of the SHA-256 of each file's syntax tree, or of its bytes if it is not
+            Python source, by module.
         libraries: top-level names of the imported packages whose code is not read.
         sources: the files that were read, by module.
     """
@@ -139,7 +139,7 @@ def find_spec(name: str) -> ModuleSpec | None:
     places = getattr(known, "__path__", None) if outer is None else outer.submodule_search_locations
     if places is None:
         return None
-    found = (one.find_spec(name, places) for one in sys.meta_path)
+    found = (finder.find_spec(name, places) for finder in sys.meta_path)
     return next((spec for spec in found if spec is not None), None)
 
 
@@ -152,9 +152,9 @@ def _list_parents(name: str) -> Iterator[str]:
 
 @cache
 def read_tree(name: str, path: Path | None, content: bytes) -> tuple[str, frozenset[str]]:
-    """Return the digits that stand for a file, and the names in its imports, modules or what is in them.
+    """Return 12 hex digits of a file's digest, and the dotted names of modules and objects that it imports.
 
-    The digits are of its syntax tree, without comments, formatting and docstrings.
+    The digest is of the syntax tree, without comments, formatting and docstrings.
     """
     try:
         tree = ast.parse(content) if path is None or path.suffix == ".py" else None
@@ -168,7 +168,7 @@ def read_tree(name: str, path: Path | None, content: bytes) -> tuple[str, frozen
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a statement and those inside it but what only type checkers execute."""
+    """Yield a statement and the statements in it, except code for type checkers only."""
     yield node
     test = getattr(node, "test", None)
     typing = "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
@@ -189,7 +189,7 @@ def _list_imports(module: str, is_package: bool, node: ast.AST) -> Iterator[str]
 
 
 def describe_tree(node: object) -> str:
-    """Return a syntax tree as text that is the same in every version of Python; docstrings are left out."""
+    """Return a syntax tree as a string that is equal in every version of Python, without docstrings."""
     if isinstance(node, list):
         return f"[{','.join(map(describe_tree, node))}]"
     if not isinstance(node, ast.AST):
@@ -206,7 +206,7 @@ def describe_tree(node: object) -> str:
 
 
 def _is_text(body: list[ast.stmt]) -> bool:
-    """Return whether statements are one text, which has no effect."""
+    """Return whether the statements are one string, which has no effect."""
     value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
@@ -214,7 +214,7 @@ def _is_text(body: list[ast.stmt]) -> bool:
 def _write_cells(cls: type) -> bytes | None:
     """Return the definitions, constants and imports of a notebook that one of its classes uses, as a source text.
 
-    None if `__main__` is a program, which counts by its file, or has no text.
+    None if `__main__` is a script, which counts by its file, or has no source.
     """
     space = vars(sys.modules[NOTEBOOK])
     if "__file__" in space:
@@ -231,7 +231,7 @@ def _write_cells(cls: type) -> bytes | None:
 
 
 def _write_name(name: str, value: object) -> str:
-    """Return the statement that binds a name of a notebook: a definition, an import or a constant; empty for others."""
+    """Return the statement that binds a name of a notebook: definition, import or constant; else empty."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__}"
     if isinstance(value, CONSTANTS):

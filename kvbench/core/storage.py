@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from kvbench.core.config import Range, Rule, check_rules
 
 CODE_DTYPES = {"int8": 8, "int4": 4, "int3": 3, "int2": 2, "fp8": 8}
-"""Bits of a number by low-bit `cache_dtype`."""
+"""Bits per element, by low-bit `cache_dtype`."""
 LEVELS = (16, 8, 4, 3, 2)
-"""Bits of a precision that a method chooses, and of `StorageConfig.key_bits` and `value_bits`."""
+"""Bits per element that a method, or `StorageConfig.key_bits` and `value_bits`, may choose."""
 ROTATED_BITS = (4, 3, 2)
-"""Bits that codes of rotated vectors may have."""
+"""Bits per element that codes of rotated vectors may have."""
 CODING_BITS = {"rotated": (16, *ROTATED_BITS), "fp8": (8,)}
-"""Bits of a coding's numbers, where they are fewer than `LEVELS`."""
+"""Allowed bits per element of codings that do not allow all `LEVELS`."""
 FP8_SETTINGS = ("residual", "before_rotation", "exempt")
 """Fields of `StorageConfig` that `cache_dtype=fp8`, which has no scales to choose, uses."""
 
@@ -35,9 +35,9 @@ class StorageConfig:
         residual: a segment stays in 16 bits until this many newer tokens exist (KIVI, arXiv:2402.02750).
         before_rotation: RoPE is undone before keys are quantised, and applied again when they are read; false for
             rotated keys, whose rotation does not commute with RoPE.
-        key_bits: bits of a key's number, 16 to leave keys as they are; null for the bits of `cache_dtype`.
-        value_bits: bits of a value's number, as `key_bits`.
-        exempt: first layers, and as many last ones, that stay in 16 bits.
+        key_bits: bits per element of keys, 16 for unquantised keys; null for the bits of `cache_dtype`.
+        value_bits: bits per element of values, likewise.
+        exempt: number of first layers, and of last layers, that stay in 16 bits.
     """
 
     keys: Literal["channel", "token", "codebook", "rotated", "fp8"] = "channel"

@@ -1,4 +1,4 @@
-"""Ends of messages about unknown names: the nearest one, a few others, and where all of them are."""
+"""Ends of messages about unknown names: the nearest name, a few others, and the command that lists all."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -6,7 +6,7 @@ from difflib import get_close_matches
 MOST = 8
 """Maximum number of names in a message if a command lists all."""
 LIKE = 0.3
-"""Least similarity of those that are shown in place of all."""
+"""Minimum similarity (difflib) of the names that are shown in place of all."""
 LISTS = {
     "method": "methods", "model": "models", "eval": "metrics", "prompts": "prompts", "sweeps": "sweeps",
     "sampling": "sampling", "task": "tasks",
@@ -15,11 +15,11 @@ LISTS = {
 
 
 def suggest(given: str, names: Collection[str], group: str = "") -> str:
-    """Return the end of a message about a name that is none of some.
+    """Return the end of a message about an unknown name.
 
     Args:
         given: the unknown name.
-        names: the known ones.
+        names: the known names.
         group: group of the configuration whose choices they are, if `kvbench list` shows them.
 
     >>> suggest("h2", ["full", "h2o"])
@@ -35,5 +35,5 @@ def suggest(given: str, names: Collection[str], group: str = "") -> str:
 
 
 def find_near(given: str, names: Collection[str]) -> str | None:
-    """Return the name that an unknown one is probably meant to be; None if none is like it."""
+    """Return the name that an unknown one is probably meant to be; None if no name is similar."""
     return next(iter(get_close_matches(given, names, 1)), None)

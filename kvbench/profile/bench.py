@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvbench.core.budget import Budget
-from kvbench.core.devices import if_it_fits
+from kvbench.core.devices import run_or_none_if_oom
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import CodebookTensors, Packing
@@ -87,7 +87,7 @@ class Bench:
 
     def fits(self, candidate: Candidate, batch: int) -> bool:
         """Return whether a batch fits in memory, with recordings too."""
-        return if_it_fits(partial(self._measure_memory, candidate, batch)) is not None
+        return run_or_none_if_oom(partial(self._measure_memory, candidate, batch)) is not None
 
     def _make_cache(self, candidate: Candidate, record: GraphRecorder | None) -> KVCache:
         job, plan = self._job, self._job.cache_plan
@@ -123,7 +123,7 @@ class Bench:
 
         If generations are recorded, the peak is of three: by launches, while recording, and replayed.
         """
-        return {c.name: if_it_fits(partial(self._measure_memory, c, batch)) for c in candidates}
+        return {c.name: run_or_none_if_oom(partial(self._measure_memory, c, batch)) for c in candidates}
 
     def _measure_memory(self, candidate: Candidate, batch: int) -> ProfileRow:
         job, device = self._job, self._job.settings.device
@@ -166,7 +166,7 @@ class Bench:
         failed: set[str] = set()
         for repeat in range(settings.warmup + settings.repeats):
             for name in list(caches)[:: 1 if repeat % 2 else -1]:
-                elapsed = if_it_fits(partial(self._time, caches[name], batch))
+                elapsed = run_or_none_if_oom(partial(self._time, caches[name], batch))
                 if elapsed is None:
                     failed.add(name)
                     del caches[name]
@@ -187,7 +187,7 @@ class Bench:
         }
 
     def _measure_phases(self, candidates: list[Candidate], batch: int) -> dict[str, ProfileRow | None]:
-        return {c.name: if_it_fits(partial(self._split_phases, c, batch)) for c in candidates}
+        return {c.name: run_or_none_if_oom(partial(self._split_phases, c, batch)) for c in candidates}
 
     def _split_phases(self, candidate: Candidate, batch: int) -> ProfileRow:
         """Time phases by launches and, if latencies use recorded graphs, by their replays too."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvbench.core import checkpoint
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
-from kvbench.core.devices import if_it_fits
+from kvbench.core.devices import run_or_none_if_oom
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
@@ -187,7 +187,7 @@ def _watch(
         work = partial(model.generate, [prompt.text for prompt in chunk], cache, noise)
         if len(chunk) == 1:
             work()
-        elif if_it_fits(work, cache.forget) is None:
+        elif run_or_none_if_oom(work, cache.forget) is None:
             raise ConfigError(
                 f"calibrate.batch_size={batch}: out of memory; set calibrate.batch_size={len(chunk) // 2}"
             )

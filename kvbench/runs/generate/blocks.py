@@ -10,7 +10,7 @@ from kvbench.core.bars import make_bar
 from kvbench.core.budget import Budget
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
-from kvbench.core.devices import if_it_fits
+from kvbench.core.devices import run_or_none_if_oom
 from kvbench.engine.cache import KVCache
 from kvbench.runs.generate.batch import Batch, draw
 from kvbench.runs.generate.retention import FILE as RETENTION
@@ -35,7 +35,7 @@ def generate(job: Job, folder: RunFolder, cache: KVCache, budget: Budget) -> boo
     settings, digests = job.settings, read_digests(folder.path)
     shard = blocks(len(job.prompts), settings.batch_size, settings.shard.index, settings.shard.count)
     missing = _find_missing(job, folder, shard)
-    draw_chunk = partial(_draw_if_it_fits, job, cache, budget)
+    draw_chunk = partial(_draw_or_none_if_oom, job, cache, budget)
     total, absent = sum(map(len, shard)), sum(map(len, missing))
     limit = settings.batch_size
     with (
@@ -105,7 +105,7 @@ def _save(folder: RunFolder, batch: Batch) -> None:
     folder.add(batch.records, batch.outputs)
 
 
-def _draw_if_it_fits(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch | None:
+def _draw_or_none_if_oom(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch | None:
     """Return the samples of some prompts; None if memory may suffice for fewer prompts.
 
     If memory does not suffice for recorded scales, the prompts are drawn again without them, since fewer prompts at a
@@ -122,8 +122,8 @@ def _draw_if_it_fits(job: Job, cache: KVCache, budget: Budget, chunk: range) -> 
 
     if final and cache.repetitions is None:
         return work()
-    batch = if_it_fits(work, forget)
+    batch = run_or_none_if_oom(work, forget)
     if batch is None and held == [True]:
         log.warning("out of memory for recorded scales with %d prompts: continuing without", len(chunk))
-        batch = None if final else if_it_fits(work, forget)
+        batch = None if final else run_or_none_if_oom(work, forget)
     return work() if batch is None and final else batch
