@@ -45,10 +45,10 @@ class OwnReadable(Model):
         """
 
     @abstractmethod
-    def find_logits(self, states: Tensor, number: int) -> Tensor:
+    def find_logits(self, states: Tensor, first: int) -> Tensor:
         """Return logits float32 [n, vocabulary], or [n, bits, 2], of hidden states [n, ...].
 
-        `number` is the index of their first token among the scored ones.
+        `first` is the index of their first token among the scored ones.
         """
 
     def token_strings(self, tokens: Sequence[int]) -> tuple[str, ...]:
@@ -110,6 +110,6 @@ class ReadableScales(OwnReadable):
         self._draw(prompts, cache, noise, forced)
         return forced.list_images()
 
-    def find_logits(self, states: Tensor, number: int) -> Tensor:
+    def find_logits(self, states: Tensor, first: int) -> Tensor:
         """Return the recorded logits: guided, divided by the temperature if of bits, and not truncated."""
         return states

@@ -184,14 +184,14 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
         states = states.unflatten(0, (branches, -1)).permute(1, 2, 0, 3)
         return [ForcedPass(row, state) for row, state in zip(drawn, states, strict=True)]
 
-    def find_logits(self, states: Tensor, number: int) -> Tensor:
+    def find_logits(self, states: Tensor, first: int) -> Tensor:
         """Return guided logits float32 [n, codes] of states [n, branches, width], before temperature and truncation.
 
-        `number` is the index of the first token. Forbidden codes have -inf.
+        `first` is the index of the first token. Forbidden codes have -inf.
         """
         logits, forbid = self._transformer.logits(states), self._forbid()
         rows = []
-        for token, row in enumerate(logits, number):
+        for token, row in enumerate(logits, first):
             guided = guide(row, self.sampling, token)[0]
             rows.append(guided if forbid is None else guided.masked_fill(forbid(token), -torch.inf))
         return torch.stack(rows)

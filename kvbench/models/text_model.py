@@ -232,7 +232,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
         states = self.read_states(rows, self.spec.segments, cache, padding, first)
         return [ForcedPass(row, state[: len(row)]) for row, state in zip(tokens, states, strict=True)]
 
-    def find_logits(self, states: Tensor, number: int) -> Tensor:
+    def find_logits(self, states: Tensor, first: int) -> Tensor:
         """Return logits float32 [n, vocabulary] of hidden states [n, width]."""
         return self._transformer.logits(states)
 

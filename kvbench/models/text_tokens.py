@@ -168,7 +168,7 @@ class WordTokens(TextTokenizer):
     The first word is padding and the second ends a text; both are invisible.
 
     Args:
-        words: all words in the order of their tokens.
+        words: all words, in the order of their token ids.
 
     Raises:
         ValueError: fewer than three words, or a repeated word.

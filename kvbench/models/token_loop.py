@@ -44,22 +44,22 @@ class Head(ABC, Generic[S]):
         """Return the state of a batch before its first token is sampled."""
 
     @abstractmethod
-    def draw(self, drawn: S, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
+    def draw(self, drawn: S, logits: Tensor, index: int, noise: Noise, *inputs: Tensor) -> Tensor:
         """Sample the next token int64 [B] of each prompt, and add it to `drawn`.
 
         Args:
             drawn: tokens sampled so far.
             logits: float32 [branches x B, V], all conditional ones first.
-            number: index of the token, from 0.
+            index: index of the token, from 0.
             noise: randomness, per prompt.
             inputs: results of `list_inputs`.
         """
 
-    def find_key(self, number: int) -> Hashable:
+    def find_key(self, index: int) -> Hashable:
         """Return a key of what distinguishes a token's step apart from its inputs; None if nothing does."""
         return None
 
-    def list_inputs(self, number: int) -> list[Tensor]:
+    def list_inputs(self, index: int) -> list[Tensor]:
         """Return further tensors that sampling a token reads."""
         return []
 
@@ -129,12 +129,12 @@ def draw_tokens(
 
 
 def _step(
-    transformer: Decoder, cache: Cache, head: Head[S], drawn: S, number: int, noise: Noise, *inputs: Tensor
+    transformer: Decoder, cache: Cache, head: Head[S], drawn: S, index: int, noise: Noise, *inputs: Tensor
 ) -> Tensor:
     x = transformer.embed(drawn.last).repeat(head.branches, 1)[:, None]
     rotation = drawn.rotation.index_select(0, drawn.count)
     logits = transformer.logits(transformer(x, rotation, cache.attend)[:, -1])
-    return head.draw(drawn, logits, number, noise, *inputs)
+    return head.draw(drawn, logits, index, noise, *inputs)
 
 
 @torch.inference_mode()
@@ -193,17 +193,17 @@ class ImageHead(Head[DrawnTokens]):
         """Return `drawn`, because images need no other state."""
         return drawn
 
-    def find_key(self, number: int) -> bool:
+    def find_key(self, index: int) -> bool:
         """Return whether a token is guided, which changes its step."""
-        return self._sampling.guides(number)
+        return self._sampling.guides(index)
 
-    def list_inputs(self, number: int) -> list[Tensor]:
+    def list_inputs(self, index: int) -> list[Tensor]:
         """Return the mask of forbidden codes, if there are any."""
-        return [] if self._forbidden is None else [self._forbidden(number)]
+        return [] if self._forbidden is None else [self._forbidden(index)]
 
-    def draw(self, drawn: DrawnTokens, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
+    def draw(self, drawn: DrawnTokens, logits: Tensor, index: int, noise: Noise, *inputs: Tensor) -> Tensor:
         """Sample the next token int64 [B] of each image."""
-        logits = guide(logits, self._sampling, number)
+        logits = guide(logits, self._sampling, index)
         sums = logits.sum(-1)
         for mask in inputs:
             logits = logits.masked_fill(mask, -math.inf)
@@ -249,7 +249,7 @@ class TextHead(Head[DrawnTexts]):
         ends = torch.tensor(self._ends, dtype=torch.int64, device=drawn.last.device)
         return DrawnTexts(**vars(drawn), running=running, lengths=torch.zeros_like(drawn.last), ends=ends)
 
-    def draw(self, drawn: DrawnTexts, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
+    def draw(self, drawn: DrawnTexts, logits: Tensor, index: int, noise: Noise, *inputs: Tensor) -> Tensor:
         """Sample the next token int64 [B] of each text, `pad` after its end."""
         token = torch.where(drawn.running, draw_text_token(logits, self._sampling, noise), self._pad)
         drawn.lengths.add_(drawn.running)

@@ -77,8 +77,8 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         self.sampling.check_layers(self.transformer.depth)
         if self.sizes and self.tokenizer.mixers and tuple(self.sizes[-1]) != tuple(self.tokenizer.grid):
             raise ValueError(
-                f"sizes={[list(size) for size in self.sizes]}: must end with {list(self.tokenizer.grid)}, the only "
-                "grid that tokenizer.grid decodes"
+                f"model.sizes={[list(size) for size in self.sizes]}: must end with {list(self.tokenizer.grid)}, the "
+                "only grid that model.tokenizer.grid decodes"
             )
 
     @cached_property

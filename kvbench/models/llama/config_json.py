@@ -17,10 +17,10 @@ class Architecture(NamedTuple):
         qkv_bias: whether the projections of queries, keys and values have a bias.
         rope_theta: default of the key.
         rms_norm_eps: default of the key.
-        num_key_value_heads: default of the key; None for as many as there are query heads.
+        num_key_value_heads: default of the key; None for the number of query heads.
         head_dim: default of the key; None for hidden_size / num_attention_heads.
         sliding_window: default of the key.
-        use_sliding_window: default of the key; true where it does not exist.
+        use_sliding_window: default of the key; True if transformers has no such key.
         tie_word_embeddings: default of the key.
     """
 
@@ -53,26 +53,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 REQUIRED: Mapping[str, object] = {
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quantization_config": None,
 }  # fmt: skip
-"""Values of keys that decide the computation and have one supported value."""
+"""Keys that change the computation and have one supported value, and these values."""
 SCALED = ("linear", "llama3")
 """Supported scalings of the rotary frequencies."""
 ATTENTION = ("full_attention", "sliding_attention")
-"""Supported values in `layer_types`, the kinds of attention."""
+"""Supported kinds of attention in `layer_types`."""
 
 
-def read_shape(config: Mapping[str, object], place: str) -> TextDecoderConfig:
+def read_shape(config: Mapping[str, object], origin: str) -> TextDecoderConfig:
     """Return the shape of a language model.
 
-    A window of attention becomes a limit of the sequence, within which it has no effect.
+    A sliding window limits the sequence's length, so that the window has no effect.
 
     Args:
-        config: contents of `config.json`; the keys of transformers 4 and 5.
-        place: config key and file, which begin every message.
+        config: contents of `config.json`, with the keys of transformers 4 or 5.
+        origin: config key and file, which begin every message.
 
     Raises:
-        WeightsError: a key is missing, has a value of the wrong type, or one that is not supported.
+        WeightsError: a key is missing, or its value has the wrong type or is not supported.
     """
-    keys = _Keys(config, place)
+    keys = _Keys(config, origin)
     kind = keys.choose("model_type", ARCHITECTURES)
     architecture = ARCHITECTURES[kind]
     for name, value in REQUIRED.items():
@@ -101,40 +101,40 @@ def read_shape(config: Mapping[str, object], place: str) -> TextDecoderConfig:
             tied=keys.flag("tie_word_embeddings", architecture.tie_word_embeddings),
         )
     except ValueError as error:
-        raise WeightsError(f"{place}: {error}") from None
+        raise WeightsError(f"{origin}: {error}") from None
 
 
 def find_stop_tokens(
-    config: Mapping[str, object], generation_config: Mapping[str, object], place: str = "config.json"
+    config: Mapping[str, object], generation_config: Mapping[str, object], origin: str = "config.json"
 ) -> tuple[int, ...]:
     """Return the tokens that end a text: `eos_token_id` of `generation_config.json`, then of `config.json`.
 
     Either file may lack the key; the result may be empty.
 
     Raises:
-        WeightsError: a value is neither a token nor a list of tokens; `place` begins the message.
+        WeightsError: a value is neither a token nor a list of tokens; `origin` begins the message.
     """
-    found: list[int] = []
-    for one in (generation_config, config):
-        value = one.get("eos_token_id")
+    stops: list[int] = []
+    for contents in (generation_config, config):
+        value = contents.get("eos_token_id")
         for token in value if isinstance(value, list) else [] if value is None else [value]:
             if not _is_whole(token) or token < 0:
                 raise WeightsError(
-                    f"{place}: eos_token_id is {value!r}, but must be a token or a list of tokens"
+                    f"{origin}: eos_token_id is {value!r}, but must be a token or a list of tokens"
                 )
-            found.append(token)
-    return tuple(dict.fromkeys(found))
+            stops.append(token)
+    return tuple(dict.fromkeys(stops))
 
 
 class _Keys:
-    """Keys of a part of `config.json`, read with a check of their type; null counts as missing where not said.
+    """Keys of a part of `config.json`, with a check of their types; null counts as missing unless a docstring says so.
 
     Raises:
-        WeightsError: every method but the constructor, naming the key, its value and what is supported.
+        WeightsError: a value is wrong; the message names the key, the value and what is supported.
     """
 
-    def __init__(self, values: Mapping[str, object], place: str, prefix: str = "") -> None:
-        self._values, self._place, self._prefix = values, place, prefix
+    def __init__(self, values: Mapping[str, object], origin: str, prefix: str = "") -> None:
+        self._values, self._origin, self._prefix = values, origin, prefix
 
     def get(self, name: str) -> object:
         return self._values.get(name)
@@ -143,7 +143,7 @@ class _Keys:
         """Return the error of an unsupported value."""
         key, value = self._prefix + name, self.get(name)
         found = f"{key} is {value!r}, but" if name in self._values else f"{key} is missing;"
-        return WeightsError(f"{self._place}: {found} {supported}")
+        return WeightsError(f"{self._origin}: {found} {supported}")
 
     def size(self, name: str) -> int:
         if not _is_whole(value := self.get(name)) or value < 1:
@@ -153,7 +153,7 @@ class _Keys:
         return value
 
     def optional_size(self, name: str, default: int | None = None) -> int | None:
-        """Return a size, None for null, the default without the key."""
+        """Return a size, None for null, or the default if the key is missing."""
         if name not in self._values:
             return default
         return None if self.get(name) is None else self.size(name)
@@ -181,18 +181,18 @@ class _Keys:
     def require(self, name: str, supported: object) -> None:
         """Check that a key is missing, null, or has the one supported value."""
         if self.get(name) not in (None, supported):
-            wanted = "weights that are not quantised" if supported is None else repr(supported)
-            raise self.refuse(name, f"kvbench supports only {wanted}")
+            choice = "weights that are not quantised" if supported is None else repr(supported)
+            raise self.refuse(name, f"kvbench supports only {choice}")
 
     def list_of(self, name: str, length: int) -> Sequence[object] | None:
-        """Return a list of at least one value for each layer; None without it."""
+        """Return a list with at least `length` values; None if the key is missing."""
         value = self.get(name)
         if value is not None and (not isinstance(value, list) or len(value) < length):
             raise self.refuse(name, f"must be a list with a value for each of {length} layers")
         return value
 
     def merge(self, *names: str) -> "_Keys":
-        """Return the keys of nested objects as one; the prefix is the last one that exists."""
+        """Merge nested objects; messages give the name of the last object that exists."""
         merged: dict[str, object] = {}
         prefix = names[0]
         for name in names:
@@ -201,7 +201,7 @@ class _Keys:
                 raise self.refuse(name, "must be an object")
             if value:
                 merged, prefix = merged | dict(value), name
-        return _Keys(merged, self._place, f"{self._prefix}{prefix}.")
+        return _Keys(merged, self._origin, f"{self._prefix}{prefix}.")
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
@@ -218,7 +218,7 @@ def _read_head_dim(keys: _Keys, architecture: Architecture, width: int, heads: i
 
 
 def _read_scaling(keys: _Keys, rope: _Keys) -> RopeScaling | None:
-    """Return the change of the rotary frequencies; files call its kind `rope_type`, older ones `type`."""
+    """Return the scaling of the rotary frequencies, whose kind is `rope_type` or, in older files, `type`."""
     name = "rope_type" if rope.get("rope_type") is not None else "type"
     if rope.get(name) in (None, "default"):
         return None
@@ -243,7 +243,7 @@ def _read_rotary_dim(keys: _Keys, rope: _Keys, kind: str, head_dim: int) -> int 
 
 
 def _list_unrotated(keys: _Keys, depth: int) -> tuple[int, ...]:
-    """Return the layers without RoPE: `no_rope_layers` has 0 for them, without it they are every n-th."""
+    """Return layers without RoPE: zeros of `no_rope_layers`, else each `no_rope_layer_interval`-th."""
     flags = keys.list_of("no_rope_layers", depth)
     if flags is None:
         interval = keys.optional_size("no_rope_layer_interval", 4) or 4
@@ -254,7 +254,7 @@ def _list_unrotated(keys: _Keys, depth: int) -> tuple[int, ...]:
 
 
 def _read_context(keys: _Keys, architecture: Architecture) -> int | None:
-    """Return the maximum tokens of a sequence: its positions, and the window of attention if one is used."""
+    """Return the maximum tokens of a sequence, by positions and by a sliding window in use; None without a limit."""
     kinds = keys.list_of("layer_types", 0)
     if kinds is not None and not set(map(str, kinds)) <= set(ATTENTION):
         raise keys.refuse("layer_types", f"kvbench supports only {' and '.join(ATTENTION)}")

@@ -16,7 +16,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def find_hub_name(source: Source) -> Source:
-    """Return a source whose path, if it does not exist and has the form owner/name, is a repository of the Hub."""
+    """Return the source; a path that does not exist and has the form owner/name becomes a repository of the Hub."""
     path = source.path
     if path is None or HUB_NAME.fullmatch(path) is None or resolve_path(path).exists():
         return source
@@ -24,9 +24,9 @@ def find_hub_name(source: Source) -> Source:
 
 
 def read_config(source: Source) -> tuple[Mapping[str, object], str]:
-    """Return the contents of a model's `config.json`, and the config key and path of the file for messages.
+    """Return the contents of a model's `config.json`, and the prefix of messages about it: config key and path.
 
-    Of a repository that has not been fetched, this file alone is downloaded. A GGUF file's metadata are returned under
+    Of a repository that has not been downloaded, only this file is. A GGUF file's metadata are returned under
     the same keys.
 
     Raises:

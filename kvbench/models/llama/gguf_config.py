@@ -17,7 +17,7 @@ def make_config(file: Gguf) -> dict[str, object]:
     """Return a file's configuration under the keys of transformers' config.json.
 
     Raises:
-        ValueError: the file is of another architecture, or a key is missing or of another type.
+        ValueError: the architecture is not supported, or a key is missing or has the wrong type.
     """
     name, values = find_architecture(file), file.metadata
     heads = find_count(values, f"{name}.attention.head_count")
@@ -53,7 +53,7 @@ def make_config(file: Gguf) -> dict[str, object]:
 
 
 def _find_real(values: Mapping[str, Value], key: str, default: float | None = None) -> float:
-    """Return a float32 as the shortest decimal number that rounds to it, which config.json has."""
+    """Return a float32 as the shortest decimal number that rounds to it, as config.json has it."""
     found = values.get(key, default)
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
         raise ValueError(
@@ -63,14 +63,14 @@ def _find_real(values: Mapping[str, Value], key: str, default: float | None = No
 
 
 def _read_scaling(file: Gguf, name: str) -> dict[str, object] | None:
-    """Return the scaling of rotary frequencies as `rope_scaling` of config.json; None without one.
+    """Return the scaling of rotary frequencies as `rope_scaling` of config.json; None if there is none.
 
     As in llama.cpp, a factor without a type scales linearly, `rope.scale_linear` is its older name, and 0 means 1.
     """
     values, prefix = file.metadata, f"{name}.rope"
     kind = values.get(f"{prefix}.scaling.type", "linear")
     if kind not in ("none", "linear"):
-        raise ValueError(f"{prefix}.scaling.type is {kind!r:.60}, but only none and linear are read")
+        raise ValueError(f"{prefix}.scaling.type is {kind!r:.60}, but must be none or linear")
     key = f"{prefix}.scaling.factor"
     if key not in values:
         key = f"{prefix}.scale_linear"
@@ -78,7 +78,7 @@ def _read_scaling(file: Gguf, name: str) -> dict[str, object] | None:
     if FACTORS not in file.tensors:
         return {"rope_type": kind, "factor": _find_real(values, key)} if scaled else None
     if scaled:
-        raise ValueError(f"{key} is {values[key]!r:.60} beside {FACTORS}; only one of them is read")
+        raise ValueError(f"{key} is {values[key]!r:.60} beside {FACTORS}; a file must have only one of them")
     found = file.tensors[FACTORS].unpack().double().flatten().tolist()
     factor, base = max(1.0, *found), _find_real(values, f"{prefix}.freq_base", 10000.0)
     frequencies = compute_frequencies(2 * len(found), base)

@@ -25,7 +25,7 @@ class LlamaModel(TextModel):
     Texts end with the tokens of `generation_config.json`, of `config.json` and of the tokenizer.
 
     Attributes:
-        transformer: shape of the language model, with which `config.json` must agree; None to read it from there.
+        transformer: shape of the language model, with which `config.json` must agree; None to read it from that file.
         sources: source of `weights`, the model's folder with `config.json` and tokenizer. A path that does not exist
             and has the form owner/name is a repository of the Hub.
     """
@@ -56,23 +56,23 @@ class LlamaModel(TextModel):
         return {"transformer": asdict(self.shape)} if self.weights == "random" else {}
 
     def check_files(self) -> None:
-        """Compare `config.json` with the shape that is used: a given one, or one read before a download."""
+        """Check that `config.json` has the shape that is used, which is given or was read before a download."""
         for source in self.list_sources().values():
             if source.find() is None:
                 continue
-            config, place = read_config(source)
-            found = read_shape(config, place)
-            names = [one.name for one in fields(found)]
+            config, origin = read_config(source)
+            found = read_shape(config, origin)
+            names = [field.name for field in fields(found)]
             problems = [
                 f"model.transformer.{name} is {getattr(self.shape, name)}, but the file gives {getattr(found, name)}"
                 for name in names
                 if getattr(found, name) != getattr(self.shape, name)
             ]
             if problems:
-                raise WeightsError(f"{place}: {'; '.join(problems)}")
+                raise WeightsError(f"{origin}: {'; '.join(problems)}")
 
     def _open_tokenizer(self, source: Source) -> TextTokenizer:
         _ = self.shape  # first of all, the model must be supported
-        config, place = read_config(source)
-        stops = find_stop_tokens(config, read_generation_config(source), place)
+        config, origin = read_config(source)
+        stops = find_stop_tokens(config, read_generation_config(source), origin)
         return read_tokenizer(source, thinking=self.thinking, chat=self.chat, stops=stops)

@@ -214,7 +214,7 @@ def test_logits_that_are_not_finite_are_refused(broken: float) -> None:
     net, vae = transformer("ar_2b")
     text = random_text(1, (4, 2))
     text.values[5] = broken
-    with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 0"):
+    with pytest.raises(NotFinite, match="prompt 1 of the batch, segment 0"):
         draw_bit_scales(net, vae, text, next_scale(SIZES), grow(), PromptNoise(0, (0, 1)), Sampling())
 
 

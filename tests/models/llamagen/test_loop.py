@@ -167,7 +167,7 @@ def test_logits_that_are_not_finite_are_named() -> None:
     model = transformer("c2i")
     model.cls_embedding.embedding_table.weight[4] = torch.nan
     condition = model.cls_embedding(torch.tensor([1, 4]), guided=False)
-    with pytest.raises(NotFinite, match=r"prompt 1 of the batch, scale 0"):
+    with pytest.raises(NotFinite, match=r"prompt 1 of the batch, segment 0"):
         draw(model, condition, engine(model.config, 1), PromptNoise(0, (0, 1)), LlamaGenSampling(cfg=1.0))
 
 

@@ -196,5 +196,5 @@ def test_ties_with_the_last_of_top_k_are_kept() -> None:
 def test_logits_that_are_not_finite_are_refused() -> None:
     net, labels, noise = transformer("sep"), torch.tensor([3, 7]), PromptNoise(0, (0, 1))
     net.class_emb.weight[7] = float("nan")
-    with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 0"):
+    with pytest.raises(NotFinite, match="prompt 1 of the batch, segment 0"):
         draw_token_scales(net, tokenizer(), labels, open_full(net.config), noise, VARSampling())
