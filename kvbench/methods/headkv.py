@@ -38,8 +38,7 @@ class HeadKV(Method):
     head is local if `threshold` of this attention falls on the newest tokens, on fewer than the local window (section
     4, step 2). From then on, local heads keep the condition and the recent lines (Eq. 3); global heads also keep as
     much history as fits (Eq. 4). History is evicted in two strata, the older part (a share `ratio`, Eq. 5) and the
-    newer part. Half of the evicted tokens come from each part: the tokens of least attention from the last line (Eq.
-    6).
+    newer part. Half of the evicted tokens come from each part: the least attended from the last line (Eq. 6).
 
     With `match_mean`, all heads of a sequence together use B: global heads get the capacity that local heads do not
     use. Layers that are not classified yet count as global, so that the budget holds after every layer. If all global

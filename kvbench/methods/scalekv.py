@@ -40,8 +40,7 @@ class AttentionSelectivity(Observer):
     """Calibration of ASI [L, K]: attention to the current map times attention to the history's strongest tokens.
 
     For each head, prompt and scale: mean over queries of the attention to the current scale, times mean over queries of
-    the attention to the K' most attended history tokens; then the mean over heads. Scale 0 has no history: its ASI is
-    0.
+    the attention to the K' most attended history tokens; then the mean over heads. Scale 0 has no history and gets 0.
 
     Attributes:
         strongest: K' as a share of the history.

@@ -87,8 +87,7 @@ class HeatKV(Method):
 class BinaryHeatKV(HeatKV):
     """Prune all source scales after the sinks from a head, or none (Binary-HeatKV; with `naive`, Table 3c's "Naive").
 
-    Heads are ranked once by CAS (Eq. 3). `fill` keeps some sources of the best pruned heads, because no whole head
-    fits.
+    Heads are ranked once by CAS (Eq. 3). `fill` keeps some sources of the best pruned heads, as no whole head fits.
 
     Differs from the paper in: official order files contain S-CAS orders only (no CAS order is published). With such a
     file heads are ranked by their mean rank over the sources.

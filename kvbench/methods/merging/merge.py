@@ -82,8 +82,7 @@ def merge_slots(
     """Merge slots into their targets (`How`): keys and values of all slots, shaped and typed as the arguments.
 
     Keys and values are [rows, slots, D]. Of the evicted slots, `merges`, bool [rows, slots], are merged and other slots
-    are dropped. With `first_sources`, as in LOOK-M's released code, their targets get the contents of the first evicted
-    slots instead.
+    are dropped. With `first_sources`, as in LOOK-M's code, their targets get the first evicted slots' contents.
     """
     weight = torch.ones_like(pairs.similarity)
     if how == "weighted":

@@ -80,8 +80,7 @@ def measure_lost_utility(view: View, masks: Sequence[Tensor], attention: Tensor)
     """Return the utility to a segment of the past tokens that heads do not hold: float64 [H, capacities] on the CPU.
 
     The result is summed over sequences. The view is of a full cache, after any segment except the first. `masks`, bool
-    [rows, c_(k-1)], mark the past positions that are held at each capacity. Attention is that of some queries
-    (`attend_evenly`).
+    [rows, c_(k-1)], mark the past positions that are held at each capacity. Attention is by `attend_evenly`.
     """
     utility = measure_utility(view, attention, view.segment.start).double()
     past = view.position.clamp(0, view.segment.start - 1)
