@@ -1,7 +1,7 @@
 """Attention at a model's real shapes, scale by scale: every path that can serve a shape, beside SDPA.
 
-Rows of the middle layer are those that HeatKV leaves, then rows of equal length, the mean of all layers. `floor` is the
-larger lower bound of HeatKV's rows by operations and by bytes, at peak rates measured on this device first; `sdpa-full`
+Rows of the middle layer are those that HeatKV keeps, then rows of equal length, the mean of all layers. `floor` is the
+larger lower bound of these rows by operations and by bytes, at peak rates measured on this device first; `sdpa-full`
 is SDPA (flash on a GPU) on the full cache. The last line sums the fastest paths over all layers of a generation.
 
 python -m benchmarks kernels --device cuda --model infinity_2b [--budget 0.1] [--batch 8] [--repeats 5]
@@ -23,7 +23,7 @@ from benchmarks.support.kernel_cases import Case, Timer, measure_ceilings
 from benchmarks.support.table import Table
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.kernels.attention_paths import PATHS, TABLE, Shape, why_not
+from kvbench.kernels.attention_paths import PATHS, TABLE, Shape, find_obstacle
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions
 from kvbench.methods.heatkv.schedule import Schedule
@@ -62,7 +62,7 @@ def measure_paths(cases: list[Case], schedule: Schedule, peak: Ceilings) -> list
                 spec.head_dim, str(case.dtype).removeprefix("torch."), case.sequences * spec.heads,
                 segment.length, segment.length, layout.total // spec.heads, layout.uniform,
             )  # fmt: skip
-            problems = {path: why_not(path, shape, torch.device(case.timer.device)) for path in PATHS}
+            problems = {path: find_obstacle(path, shape, torch.device(case.timer.device)) for path in PATHS}
             reasons |= {f"{path}: {reason}" for path, reason in problems.items() if reason}
             found = {path: 1e3 * case.ragged(layout, path) for path in PATHS if problems[path] is None}
             seen = np.array(layout.counts) + segment.length
@@ -101,12 +101,12 @@ def main(options: argparse.Namespace) -> None:
     """Print the times of a next-scale model.
 
     Raises:
-        ValueError: the model is of another family.
+        ValueError: the model is not a next-scale model.
     """
     model = build_model(options.model)
     spec, budget = model.spec, Budget.parse(options.budget, model.spec)
     if spec.family != "next-scale":
-        raise ValueError(f"--model {options.model}: it has no scales; choose a next-scale model")
+        raise ValueError(f"--model {options.model}: has no scales; choose a next-scale model")
     schedule, order = floors.heatkv(spec, budget, model.default_sinks)
     past = floors.past_tokens(spec, schedule)
     share = floors.share_of_full(spec, past)

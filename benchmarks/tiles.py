@@ -1,9 +1,9 @@
 """Tiles of attention by compute capability: fills `kernels/triton/tiles.csv` by compiling candidates, without a GPU.
 
-A candidate has no more queries, keys and stages than the tile of 90, which an H200 measured as the fastest: so no card
-compiles more variants in a generation. The largest one without spills is taken, of those the one with the warps of 90.
+A candidate has no more queries, keys and stages than the tile of 90, which an H200 measured as the fastest: so no GPU
+compiles more variants in a generation. The largest tile without spills is taken, with the warps of 90 if possible.
 Stages are lost only where the block does not fit. Where all spill, the tile that spills least is taken. Candidates are
-compiled with every number of keys that short rows may have. A card without a column has those of the next lower one.
+compiled with every number of keys that short rows may have. A GPU without a column has the tiles of the next lower one.
 python -m benchmarks tiles [--arch 80 120] [--only "past bf16 128"] [--write]
 """
 
@@ -25,17 +25,17 @@ from benchmarks.support.plane_cases import Stored
 from benchmarks.support.table import Table
 from benchmarks.support.triton_launches import Variant
 from kvbench.kernels.triton import tiles
-from kvbench.kernels.triton.tiles import CARDS, KEY, MEASURED, TABLE, Tile, read_rows
+from kvbench.kernels.triton.tiles import CARDS, KEY, TABLE, TIMED_CAPABILITY, Tile, read_rows
 
 FORMS = (Stored(4, "channel", "token"), Stored(4, "codebook", "codebook"))
-"""Formats that stand for all of a plane: those with the most arithmetic a number."""
+"""Formats that stand for all formats of a plane: those with the most arithmetic per element."""
 ROWS = 64
 SIZES = (128, 64, 32, 16)
 
 
 def list_candidates(row: dict[str, str]) -> Iterator[Tile]:
-    """Yield candidates for a row of the table from the best on, with the stages of 90."""
-    bound = Tile.parse(row[str(MEASURED)])
+    """Yield candidates for a row of the table, the best first, with the stages of 90."""
+    bound = Tile.parse(row[str(TIMED_CAPABILITY)])
     whole = row["kernel"] == "decode" or bound.queries <= 16  # one tile holds all queries of a row
     queries = [bound.queries] if whole else [size for size in SIZES if size <= bound.queries]
     pairs = product(queries, [size for size in SIZES if size <= bound.keys])
@@ -50,8 +50,8 @@ def list_variants(row: dict[str, str], tile: Tile) -> Iterator[Variant]:
     kernel, queries, head_dim = row["kernel"], int(row["queries"]), int(row["channels"])
     short = [tile.with_keys(keys) for keys in SIZES if keys < tile.keys]
 
-    def launch(one: Tile, launcher: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
-        with patch.object(tiles, "list_tiles", lambda *_: {128: one}):
+    def launch(size: Tile, launcher: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
+        with patch.object(tiles, "list_tiles", lambda *_: {128: size}):
             return launcher(dtype, head_dim, *inputs, **more)
 
     if kernel == "attention":
@@ -72,7 +72,7 @@ def list_variants(row: dict[str, str], tile: Tile) -> Iterator[Variant]:
 
 
 def measure_spills(row: dict[str, str], tile: Tile, arch: int, most: int) -> int:
-    """Return the most bytes that a variant spills, at least `most` as soon as one spills as much.
+    """Return the maximum bytes that a variant spills; stop at the first variant that spills `most` or more.
 
     Raises:
         MemoryError: a block does not fit.
@@ -89,7 +89,7 @@ def measure_spills(row: dict[str, str], tile: Tile, arch: int, most: int) -> int
 
 
 def find_tile(row: dict[str, str], arch: int) -> tuple[Tile, int]:
-    """Return the tile of a row for a capability, and the most bytes that it spills."""
+    """Return the tile of a row for a capability, and the maximum bytes that it spills."""
     best, least = None, sys.maxsize
     for candidate in list_candidates(row):
         for stages in range(candidate.stages, 0, -1):
@@ -108,13 +108,15 @@ def find_tile(row: dict[str, str], arch: int) -> tuple[Tile, int]:
 
 OPTIONS = {
     "only": Option("", "rows whose kernel, channels and queries contain this"),
-    "arch": Option([card for card in CARDS if card != MEASURED], "compute capabilities", choices=CARDS),
+    "arch": Option(
+        [card for card in CARDS if card != TIMED_CAPABILITY], "compute capabilities", choices=CARDS
+    ),
     "write": Option(False, "write the table, row by row"),
 }
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print what is and what was; return 1 if a tile changes that is not written."""
+    """Print found and stored tiles; return 1 if they differ without `--write`."""
     rows, changed = [dict(row) for row in read_rows()], 0
     numbers = dict.fromkeys((*KEY[2:], "sm"), "d")
     table = Table(numbers | {"tile": " >14", "before": " >14", "spills": "d"}, "kernel")

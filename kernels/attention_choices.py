@@ -1,4 +1,4 @@
-"""Notifies observers of the attention path chosen for each call; `task=profile` prints them."""
+"""Notification of observers about the attention path of each call; `task=profile` prints the paths."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ class AttentionChoice(NamedTuple):
     """Attention path chosen for a call.
 
     Attributes:
-        path: its name.
+        path: name of the path.
         others: names of the other paths, each with the reason against it.
     """
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.layout import Layout, Past, fold_rows, pad_rows
-from kvbench.kernels.products import wide_products
+from kvbench.kernels.products import onednn_products
 
 CHUNK = 256
 """Queries per step on the CPU, where probabilities of batch x rows x `CHUNK` x keys exist at once; on CUDA none do."""
@@ -86,7 +86,7 @@ def _compute_scores(
     q: Tensor, keys: Tensor, absent: Tensor | None, scale: float, tokens: Tensor | None, present: int
 ) -> Tensor:
     """Return the logits of queries over joined keys; the last `present` keys are the current segment's."""
-    with wide_products(q.numel() * keys.shape[2], q.device):
+    with onednn_products(q.numel() * keys.shape[2], q.device):
         scores = (q.float() * scale) @ keys.mT
     if absent is not None:
         scores[..., : absent.shape[1]].masked_fill_(absent[:, None], -torch.inf)

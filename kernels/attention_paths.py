@@ -22,7 +22,7 @@ from kvbench.kernels.batch_invariance import is_batch_invariant
 from kvbench.kernels.fused_attention import BATCH_DEPENDENT, Backend, Request, choose_backend
 from kvbench.kernels.layout import Layout
 from kvbench.kernels.past_attention import MIN_FUSED_SLOTS
-from kvbench.kernels.varlen_attention import Library, why_not_varlen
+from kvbench.kernels.varlen_attention import Library, find_varlen_obstacle
 
 Path = Literal["products", "kernel", "parts", "varlen_cudnn", "varlen_flash", "varlen_fa3"]
 """`products`: torch's matrix products on a CPU, rows of one length at a time. `kernel`: one kernel for past and
@@ -39,7 +39,7 @@ RATES: Mapping[str, float] = {"kernel": 389e12, "flash": 368e12, "cudnn": 609e12
 """Operations per second of forward attention on an H100, 128 channels in 16 bits (arXiv:2407.08608); `kernel` is
 for Triton."""
 BANDWIDTH = 3.35e12
-"""Memory bytes per second of that GPU, by its data sheet."""
+"""Memory bytes per second of an H100, by its data sheet."""
 MIN_SAVING = 20e-6
 """Seconds of device time that a second launch must save to outweigh its cost on the host."""
 
@@ -74,16 +74,16 @@ def describe(q: Tensor, k: Tensor, layout: Layout) -> Shape:
 
 
 def _make_request(shape: Shape, device: torch.device) -> Request:
-    """Return the request to a library, without the numbers of rows and keys."""
+    """Return the request of a shape to a library."""
     return Request(shape.head_dim, getattr(torch, shape.dtype), shape.queries, device)
 
 
-def why_not(path: Path, shape: Shape, device: torch.device) -> str | None:
+def find_obstacle(path: Path, shape: Shape, device: torch.device) -> str | None:
     """Return why a path cannot serve a shape on a device; None if it can."""
     if path == "products":
         return "reads rows by length, for CPUs" if device.type == "cuda" else None
     if path in LIBRARIES:
-        problem = why_not_varlen(LIBRARIES[path], _make_request(shape, device))
+        problem = find_varlen_obstacle(LIBRARIES[path], _make_request(shape, device))
     elif device.type != "cuda":
         problem = "needs a GPU"
     else:
@@ -109,9 +109,9 @@ def choose_path(shape: Shape, device: torch.device) -> Path:
         return "products"
     times = _find_times(shape, device)
     for path in sorted(times, key=times.__getitem__):
-        if why_not(path, shape, device) is None:
+        if find_obstacle(path, shape, device) is None:
             return path
-    if why_not("parts", shape, device):
+    if find_obstacle("parts", shape, device):
         return "kernel"
     saved = estimate_saving(shape, choose_backend(_make_request(shape, device)))
     return "parts" if saved > MIN_SAVING else "kernel"
@@ -130,7 +130,7 @@ def explain_path(shape: Shape, device: torch.device) -> AttentionChoice:
         return f"saves less than {1e6 * MIN_SAVING:.0f} us by published rates"
 
     others = [path for path in PATHS if path != chosen]
-    reasons = tuple((path, why_not(path, shape, device) or compare(path)) for path in others)
+    reasons = tuple((path, find_obstacle(path, shape, device) or compare(path)) for path in others)
     return AttentionChoice(chosen, reasons)
 
 
@@ -155,7 +155,7 @@ def describe_paths(head_dim: int, dtype: torch.dtype, device: torch.device) -> d
         "measured": measured,
         "fused": choose_backend(_make_request(shape, device)) if on_gpu else None,
         "paths": dict.fromkeys(PATHS, "not measured on this device")
-        | {path: why_not(path, shape, device) or "can serve" for path in checked},
+        | {path: find_obstacle(path, shape, device) or "can serve" for path in checked},
     }
 
 
@@ -172,10 +172,10 @@ def estimate_saving(shape: Shape, backend: Backend) -> float:
     name = "FA3" if backend == "flash" and current_flash_attention_impl() else backend
     if shape.head_dim != 128 or name not in RATES:
         return 0.0
-    numbers = shape.rows * shape.queries * shape.head_dim
+    elements = shape.rows * shape.queries * shape.head_dim
     both = shape.uniform and shape.past >= MIN_FUSED_SLOTS
-    faster = 4 * numbers * (shape.tokens + (shape.past if both else 0))
-    moved = 2 * numbers * ((4 if both else 2) if shape.past else 0)
+    faster = 4 * elements * (shape.tokens + (shape.past if both else 0))
+    moved = 2 * elements * ((4 if both else 2) if shape.past else 0)
     return faster / RATES["kernel"] - faster / RATES[name] - moved / BANDWIDTH
 
 

@@ -6,18 +6,18 @@ from torch import Tensor
 from kvbench.kernels.layout import State
 
 
-def attend_nothing(q: Tensor) -> State:
+def empty_state(q: Tensor) -> State:
     """Return the state of queries [sequences, heads, queries, D] without keys.
 
-    Libraries differ there: FlashAttention-2 returns a log-sum-exp of +inf, FlashAttention-3 of -inf.
+    It is (0, -inf). Libraries differ: FlashAttention-2 returns a log-sum-exp of +inf, FlashAttention-3 of -inf.
     """
     return torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
 
 
 def merge_pair(first: State, second: State) -> State:
-    """Merge attention over other keys into a first state, which is overwritten and keeps its dtype and strides.
+    """Merge attention over other keys into a first state, which is overwritten and returned in its dtype and strides.
 
-    The order does not matter. Without keys a state is (0, -inf), and so are two of these merged.
+    The order does not matter. The merge of two states without keys, (0, -inf), is (0, -inf).
 
     Args:
         first: attention over some keys.

@@ -2,7 +2,7 @@
 
 The mode belongs to the process, like torch's settings for TF32 and deterministic algorithms. Without it, kernels on a
 GPU choose tile sizes and the number of programs per row so that the batch fills the device; each choice sums the same
-numbers in another order.
+values in another order.
 """
 
 from typing import Any

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout, arrange_rows, list_free_slots, pack_rows, remember
+from kvbench.kernels.layout import Layout, arrange_rows, cache_on_host, list_free_slots, pack_rows
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values, in this order."""
@@ -27,8 +27,8 @@ def source_table(
         positions: int64 [rows, longest + length] of `list_positions`.
         length: tokens of the segment.
         free_slots: free slots behind every row of the new layout.
-        counts: kept slots of each row, if they are known; None reads them on the host, once. Others are an error, which
-            a GPU raises later.
+        counts: kept slots of each row; None reads them from `keep`, for which the host waits once. Wrong counts raise
+            an error, on a GPU at a later call.
 
     Returns:
         The new layout, and the source of each flat slot, int32 [capacity]: x >= 0 is slot x of the old buffer, x < 0 is
@@ -49,14 +49,14 @@ def source_table(
         rows = (slots, keep) if after.uniform else (x.index_select(0, after.order) for x in (slots, keep))
         return after, torch.masked_select(*rows)
     target = find_targets(after, keep)
-    source = torch.zeros(  # dropped slots go to the last entry
+    source = torch.zeros(  # evicted slots go to the last entry
         after.capacity + 1, dtype=torch.int32, device=keep.device
     )
     source.scatter_(0, target.flatten(), slots.flatten())
     return after, source[: after.capacity]
 
 
-@remember
+@cache_on_host
 def _number_slots(counts: Sequence[int], free_slots: int, length: int, device: torch.device) -> Tensor:
     """Return the source of each slot of rows of these lengths (`source_table`), int32 [rows, longest + length]."""
     layout = arrange_rows(torch.empty(0, device=device), counts, free_slots)
@@ -77,18 +77,18 @@ def list_origins(after: Layout, keep: Tensor) -> Tensor:
         keep: bool [rows, slots], slots that are kept, none past the end of a row; slots are numbered row by row.
     """
     origins = torch.zeros(after.capacity + 1, dtype=torch.int64, device=keep.device)
-    numbers = torch.arange(keep.numel(), device=keep.device)
-    origins.scatter_(0, find_targets(after, keep).flatten(), numbers)
+    slots = torch.arange(keep.numel(), device=keep.device)
+    origins.scatter_(0, find_targets(after, keep).flatten(), slots)
     return origins[: after.capacity]
 
 
 def find_targets(after: Layout, keep: Tensor) -> Tensor:
-    """Return the new slot of each slot, int64 [rows, slots]; dropped slots get the slot past the end."""
+    """Return the new slot of each slot, int64 [rows, slots]; `after.capacity` for evicted slots."""
     return (after.offsets[:, None] + keep.cumsum(1) - 1).masked_fill_(~keep, after.capacity)
 
 
 def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor) -> None:
-    """Copy kept slots into a buffer of exactly as many; on CUDA in one launch, else by a copy of all there is.
+    """Copy kept slots into a buffer of their number: on CUDA in one launch, else from a copy of past and present.
 
     Args:
         storage: flat buffer [batch, slots, D].

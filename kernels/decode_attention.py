@@ -1,8 +1,8 @@
 """Decode attention: a few new tokens attend to each row's cached keys, earlier tokens of their segment and themselves.
 
 The free slots after every row store the tokens of an unfinished segment (`kernels/layout.py`): a step writes its keys
-and values there and reads all others in place. `prepare_rows` builds what all steps of a segment share. On CUDA a step
-of one token reads on the device where its rows are (`PlacedRows`), so that a recorded step follows rows that move.
+and values there and reads all earlier ones in place. `prepare_rows` builds what all steps of a segment share. On CUDA
+a one-token step reads its rows' offsets on the device (`RowOffsets`), so that a recorded step follows rows that move.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -12,23 +12,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.kernels.attention_choices import AttentionChoice, note_choice
-from kvbench.kernels.layout import Layout, Past, PlacedRows, list_free_slots, view_group
+from kvbench.kernels.layout import Layout, Past, RowOffsets, list_free_slots, view_group
 
 Arrangement = Literal["kernel", "together", "grouped", "padded"]
-"""Arrangements of rows of unequal length (HeadKV, arXiv:2605.20600, section 4, compares similar ones).
+"""Arrangements of rows of unequal length (HeadKV, arXiv:2605.20600, section 4, compares similar arrangements).
 
 `kernel`: a Triton kernel reads rows in place. The others use torch's attention. `together`: every row reads all slots
 under a mask. `grouped`: one call per row length. `padded`: a copy pads all rows to the longest, under a mask.
 """
 MIN_ROWS_PER_LENGTH = 4
-"""Mean number of rows of one length from which rows are read group by group, with a call for each length."""
+"""Minimum mean number of rows per length at which rows are read `grouped`, with a call for each length."""
 MAX_TOTAL_LENGTHS = 12
-"""Slots of all rows, in lengths of the longest row, up to which other rows are read together; above, a copy pays."""
+"""Total slots, in multiples of the longest row, up to which rows are read `together`; above, they are `padded`."""
 DECODE_KERNEL = AttentionChoice(
     "decode kernel", (("torch's attention", "reads rows of one length, or copies"),)
 )
 CALL_ELEMENTS = 25_000
-"""Elements that can be copied in the time of one attention call: long rows are always read by length."""
+"""Elements copied in the time of one attention call: rows are `grouped` if `padded` would copy as many per length."""
 
 
 class DecodeRows(NamedTuple):
@@ -86,7 +86,7 @@ def _choose(layout: Layout, channels: int) -> Arrangement:
 
 
 def _explain(chosen: Arrangement, layout: Layout) -> AttentionChoice:
-    """Return the arrangement of a segment's steps by torch's attention, and the reasons against the others."""
+    """Return the arrangement of a segment's steps by torch's attention, and the reasons against others."""
     if layout.uniform:
         return AttentionChoice("decode in place", (("kernel", "needs a GPU"),))
     rest = [other for other in get_args(Arrangement) if other not in (chosen, "kernel")]
@@ -139,13 +139,13 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
     return _attend(q, keys, values, seen, scale)
 
 
-def decode_token(q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float) -> Tensor:
+def decode_token(q: Tensor, k: Tensor, v: Tensor, rows: RowOffsets, scale: float) -> Tensor:
     """Write one token after every row, and attend to all tokens of the row, in a Triton kernel.
 
     Args:
         q: [batch, rows, queries, D].
         k: the token's key [batch, rows, 1, D].
-        v: its value, shaped like k.
+        v: the token's value, shaped like k.
         rows: the layer's storage, written to.
         scale: factor on q k^T, positive.
 

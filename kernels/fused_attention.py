@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
 from kvbench.kernels.attention_choices import AttentionChoice
-from kvbench.kernels.attention_states import attend_nothing
+from kvbench.kernels.attention_states import empty_state
 from kvbench.kernels.batch_invariance import is_batch_invariant
 from kvbench.kernels.layout import State
 
@@ -28,16 +28,16 @@ SHORT_CUDNN_VERSION = 92400
 """First version of cuDNN, 9.24, that is used for few queries per row."""
 FA3_PACKAGE = "flash_attn_interface"
 """Python package of FlashAttention-3."""
-MAX_NUMBERS = 2**31 - 1
-"""Largest distance in numbers between two elements of a tensor in one call: libraries may count in 32 bits."""
+MAX_OFFSET = 2**31 - 1
+"""Maximum element offset inside a tensor of one call: libraries may index in 32 bits."""
 CHANNELS: Mapping[Backend, int] = {"cudnn": 8, "flash": 8, "efficient": 8, "cpu": 1}
-"""Number that the channels of a head must be a multiple of; others are filled with zeros."""
+"""Required divisor of the head dim, by backend; other head dims are zero-padded."""
 BATCH_DEPENDENT = "divides keys by the size of the batch (batch_invariant=true)"
 """Reason against torch's fused attention while batch invariance is on."""
 
 
 class Request(NamedTuple):
-    """Request to a library: number of queries per row, head dim, dtype and device."""
+    """Request to a library: head dim, dtype of the queries, queries per row, device."""
 
     head_dim: int
     dtype: torch.dtype
@@ -45,8 +45,8 @@ class Request(NamedTuple):
     device: torch.device
 
 
-def why_not_fused(backend: Backend, request: Request) -> str | None:
-    """Return why a backend of torch, FlashAttention as it is active, cannot serve a request; None if it can."""
+def find_fused_obstacle(backend: Backend, request: Request) -> str | None:
+    """Return why a backend of torch (`flash`: the active FlashAttention) cannot serve a request; None if it can."""
     if backend == "cpu":
         return "reads the CPU's memory" if request.device.type == "cuda" else None
     if request.device.type != "cuda":
@@ -60,10 +60,10 @@ def why_not_fused(backend: Backend, request: Request) -> str | None:
         return "needs a GPU of capability 8.0"
     if backend == "flash":
         return "needs heads of at most 256 channels" if request.head_dim > 256 else None
-    return _why_not_cudnn(request, major)
+    return _find_cudnn_obstacle(request, major)
 
 
-def _why_not_cudnn(request: Request, major: int) -> str | None:
+def _find_cudnn_obstacle(request: Request, major: int) -> str | None:
     if major < 9:
         return "needs a GPU of capability 9.0"
     if request.head_dim > 128 or request.head_dim % 8:
@@ -75,8 +75,8 @@ def _why_not_cudnn(request: Request, major: int) -> str | None:
     return None
 
 
-def why_not_fa3(device: torch.device) -> str | None:
-    """Return why FlashAttention-3 cannot serve on a GPU; if it is installed, activate it in torch, once."""
+def find_fa3_obstacle(device: torch.device) -> str | None:
+    """Return why FlashAttention-3 cannot serve a GPU, or None; if it is installed, activate it in torch, once."""
     if torch.cuda.get_device_properties(device).major != 9:
         return "needs a GPU of capability 9.0"
     active = current_flash_attention_impl()
@@ -87,7 +87,7 @@ def why_not_fa3(device: torch.device) -> str | None:
 
 def find_flash(device: torch.device) -> str | None:
     """Return the implementation that replaces torch's own FlashAttention on a GPU; None if there is none."""
-    why_not_fa3(device)  # activates it
+    find_fa3_obstacle(device)  # activates it
     return current_flash_attention_impl()
 
 
@@ -120,7 +120,7 @@ def choose_backend(request: Request) -> Backend:
     order = list(BACKENDS)
     if request.device.type == "cuda" and find_flash(request.device):
         order.insert(0, "flash")
-    return next(backend for backend in order if why_not_fused(backend, request) is None)
+    return next(backend for backend in order if find_fused_obstacle(backend, request) is None)
 
 
 def explain_backend(q: Tensor) -> AttentionChoice:
@@ -128,30 +128,30 @@ def explain_backend(q: Tensor) -> AttentionChoice:
     request = Request(q.shape[3], q.dtype, q.shape[2], q.device)
     chosen = None if is_batch_invariant() else choose_backend(request)
     rest = BATCH_DEPENDENT if chosen is None else f"slower than {chosen} by published rates"
-    others = tuple((one, why_not_fused(one, request) or rest) for one in BACKENDS if one != chosen)
+    others = tuple((name, find_fused_obstacle(name, request) or rest) for name in BACKENDS if name != chosen)
     return AttentionChoice(f"dense {chosen or 'kernel'}", others)
 
 
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool = False, backend: Backend | None = None
 ) -> State:
-    """Compute dense or causal attention.
+    """Compute dense or causal attention, in several calls if element offsets would exceed `MAX_OFFSET`.
 
     Args:
         q: [sequences, heads, queries, D]; with grouped queries the heads of one KV head follow each other in
             `queries`: query m belongs to token m % tokens.
         k: [sequences, heads, tokens, D]; without tokens no backend is called.
         v: shaped like k.
-        scale: factor on q k^T; large batches are cut into calls of at most `MAX_NUMBERS`.
+        scale: factor on q k^T.
         causal: query m sees the first m % tokens + 1 keys; otherwise all.
-        backend: None for the fastest.
+        backend: backend to call; None chooses the fastest.
 
     Returns:
         The state; its output has q's dtype, since every backend rounds it.
     """
     tokens, shape = k.shape[2], q.shape
     if not tokens:
-        return attend_nothing(q)
+        return empty_state(q)
     backend = backend or choose_backend(Request(shape[3], q.dtype, shape[2], q.device))
     if len(q) > (step := _count_sequences(q, k, v)):
         out, lse = torch.empty_like(q), q.new_empty(shape[:3], dtype=torch.float32)
@@ -173,8 +173,8 @@ def fused_attention(
 
 
 def _count_sequences(*tensors: Tensor) -> int:
-    """Return the sequences of one call: offsets in tensors [sequences, ...] stay below `MAX_NUMBERS`."""
-    return max(1, MAX_NUMBERS // max(max(x.stride(0), x[0].numel()) for x in tensors))
+    """Return the sequences of one call: offsets in tensors [sequences, ...] stay below `MAX_OFFSET`."""
+    return max(1, MAX_OFFSET // max(max(x.stride(0), x[0].numel()) for x in tensors))
 
 
 def _call_backend(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> State:

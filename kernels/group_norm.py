@@ -12,11 +12,10 @@ def group_norm(
 ) -> Tensor:
     """Normalise each group of channels over an image; scale, shift and, with `silu`, activate the result.
 
-    All is computed in float32. The norm is rounded to the dtype of its weights and the result to x's dtype: weights in
+    Arithmetic is in float32. The norm is rounded to the dtype of its weights and the result to x's dtype: weights in
     float32 round once, as `torch.autocast` does; weights in 16 bits round twice, as a network cast to 16 bits does.
 
-    x is [B, C, H, W], and the result like it; `groups` divides C; weight and bias are [C] of one dtype; `eps` is added
-    to the variance.
+    x and the result are [B, C, H, W], weight and bias [C] of one dtype. `groups` divides C; `eps` is added to variance.
     """
     if uses_triton(x) and x.is_contiguous(memory_format=torch.channels_last):
         from kvbench.kernels.triton.group_norm import group_norm_triton

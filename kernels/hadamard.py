@@ -1,6 +1,6 @@
 """Codes of rotated vectors: a Hadamard rotation, fixed levels and one gain per vector (TurboQuant, arXiv:2504.19874).
 
-The rotation H of a vector of D channels makes its numbers nearly normal, whatever the vector is, so one table of
+The rotation H of a vector of D channels makes its elements nearly normal, whatever the vector is, so one table of
 levels serves all vectors: x is read back as gain H levels[code]. H is symmetric and its own inverse. Attention needs no
 rotation of each token: q k^T = (H q)(H k)^T, and H is applied once to a sum of rotated values.
 
@@ -20,7 +20,7 @@ HALF_CENTROIDS = {
         1.2562311973, 1.6180463860, 2.0690172265, 2.7325895710,
     ),
 }  # fmt: skip
-"""Positive Lloyd-Max levels of a standard normal number, by bits (Max 1960, doi:10.1109/TIT.1960.1057548)."""
+"""Positive Lloyd-Max levels of a standard normal variable, by bits (Max 1960, doi:10.1109/TIT.1960.1057548)."""
 
 
 def list_levels(bits: int) -> Tensor:
@@ -35,10 +35,10 @@ def count_mixed(channels: int) -> int:
 
 
 def rotate_channels(x: Tensor) -> Tensor:
-    """Multiply vectors [..., D] by the Hadamard matrix H, float32.
+    """Return vectors [..., D] times the Hadamard matrix H, float32 [..., D].
 
     H[i, j] = (-1)^popcount(i & j) / sqrt(D) if D is a power of two. Otherwise the largest power of two that divides D,
-    n, gives D / n interleaved vectors, channels c, c + D / n, c + 2 D / n ..., which are rotated apart. The bytes of a
+    n, gives D / n interleaved vectors, channels c, c + D / n, c + 2 D / n ..., each rotated by itself. The bytes of a
     result depend on its vector alone, which products of matrices do not guarantee.
     """
     channels = x.shape[-1]
@@ -56,7 +56,7 @@ def encode_rotated(x: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         x: the vectors.
-        levels: ascending, float32 [2^bits], of numbers with mean 0 and variance 1.
+        levels: ascending, float32 [2^bits], for values of mean 0 and variance 1.
 
     Returns:
         Codes uint8 [batch, slots, D bits / 8] and gains float16 [batch, slots]; the gain of a vector of zeros is 0.

@@ -7,25 +7,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Group, Past, arrange_rows, remember
+from kvbench.kernels.layout import Group, Past, arrange_rows, cache_on_host
 
 KEY_MULTIPLE = 16
-"""Keys are padded to a multiple of this: softmax over 399 numbers takes longer than over 400."""
+"""Divisor of a row's padded number of keys: softmax over 399 scores takes longer than over 400."""
 
 
 class RowSet(NamedTuple):
-    """Rows of unequal length whose attention is computed together, with their keys padded to one number.
+    """Rows of unequal length whose attention is computed together, with their keys padded to a common number.
 
     Attributes:
         rows: int64 [n]; None for all rows of the layout in their order.
-        places: int64 [2, n x batch, keys], places of keys and of values in the buffer without its dimensions.
+        indices: int64 [2, n x batch, keys], indices of keys and of values in the buffer flattened to [slots, D].
         ends: int64 [n, 1, 1, 1], keys of each row without padding.
         least: keys of the shortest row.
         absent: bool [n, 1, 1, keys - least], which of the last keys are padding.
     """
 
     rows: Tensor | None
-    places: Tensor
+    indices: Tensor
     ends: Tensor
     least: int
     absent: Tensor
@@ -74,38 +74,38 @@ class JoinedRows:
         return buffer
 
     def find_set(self, groups: Sequence[Group], first: int) -> RowSet:
-        """Return the tables of the rows of some groups, whose first row is number `first` in storage order."""
+        """Return the tables of the rows of some groups, whose first row has index `first` in storage order."""
         layout, size = self._past.layout, sum(group.size for group in groups)
         key = layout.counts, layout.free_slots, first, size, self._tokens, self.batch
         return _find_set(layout.offsets, 2 * self.batch * size * self.keys, *key)
 
-    def read(self, pairs: slice, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def read(self, pairs: slice, indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return keys and values of some rows in all sequences, float32 [pairs, keys, D] each.
 
-        Pass the `places` of a `RowSet`, or None if all rows are equally long.
+        Pass the `indices` of a `RowSet`, or None if all rows are equally long.
         """
         channels = self.buffer.shape[3]
-        if places is None:
+        if indices is None:
             keys, values = self.buffer.view(2, -1, self.width, channels)[:, pairs].float()
         else:
-            found = self.buffer.view(-1, channels).index_select(0, places[:, pairs].flatten())
-            keys, values = found.view(2, -1, places.shape[2], channels).float()
+            rows = self.buffer.view(-1, channels).index_select(0, indices[:, pairs].flatten())
+            keys, values = rows.view(2, -1, indices.shape[2], channels).float()
         return keys, values
 
     def read_slots(self, part: int = 0) -> Tensor:
         """Return keys (values with `part` 1) of cached and current slots, [batch, rows, longest + tokens, D].
 
-        Slots past the end of a row have arbitrary numbers.
+        Slots past the end of a row have arbitrary values.
         """
-        numbers, layout = self.buffer[part], self._past.layout
+        stored, layout = self.buffer[part], self._past.layout
         if self.dense:
-            return numbers.unflatten(1, (self._count, -1))[:, :, : self.keys]
+            return stored.unflatten(1, (self._count, -1))[:, :, : self.keys]
         key = layout.counts, layout.free_slots, self._tokens
-        places = _find_slots(layout.offsets, self._count * self.keys, *key)
-        return numbers.index_select(1, places).unflatten(1, (self._count, -1))
+        indices = _find_slots(layout.offsets, self._count * self.keys, *key)
+        return stored.index_select(1, indices).unflatten(1, (self._count, -1))
 
     def find_origins(self, source: Tensor) -> Tensor:
-        """Return the places in the buffer of slots whose sources are `source` (`kernels.compact.source_table`)."""
+        """Return the buffer indices of the slots with sources `source` (`kernels.compact.source_table`)."""
         layout = self._past.layout
         origins = torch.where(source < 0, layout.capacity - 1 - source, source)
         if not self.dense:
@@ -114,7 +114,7 @@ class JoinedRows:
         return _find_dense(layout.offsets, self._slots, *key).index_select(0, origins)
 
 
-@remember
+@cache_on_host
 def _find_set(
     counts: Sequence[int], free_slots: int, first: int, size: int, tokens: int, batch: int, on: torch.device
 ) -> RowSet:
@@ -126,29 +126,29 @@ def _find_set(
     token = torch.arange(keys) - past
     # The last token is repeated as padding.
     current = layout.capacity + rows[:, None] * tokens + token.clamp(max=tokens - 1)
-    places = torch.where(token < 0, layout.offsets[rows, None] + token + past, current)
-    places = places[:, None] + slots * torch.arange(2 * batch).view(2, 1, batch, 1)
+    indices = torch.where(token < 0, layout.offsets[rows, None] + token + past, current)
+    indices = indices[:, None] + slots * torch.arange(2 * batch).view(2, 1, batch, 1)
     ends = past[:, :, None, None] + tokens
     absent = torch.arange(least, keys) >= ends
-    return RowSet(rows if size < len(counts) else None, places.flatten(1, 2), ends, least, absent)
+    return RowSet(rows if size < len(counts) else None, indices.flatten(1, 2), ends, least, absent)
 
 
-@remember
+@cache_on_host
 def _find_slots(counts: Sequence[int], free_slots: int, tokens: int, device: torch.device) -> Tensor:
-    """Return the places of all slots of rows of unequal length, see `JoinedRows.read_slots`."""
+    """Return the indices of all slots of rows of unequal length, int64 [slots]; see `JoinedRows.read_slots`."""
     layout = arrange_rows(torch.empty(0, device=device), counts, free_slots)
     old = layout.offsets[:, None] + torch.arange(max(counts))
     new = layout.capacity + torch.arange(len(counts) * tokens).view(len(counts), tokens)
     return torch.cat((old.clamp_(max=layout.capacity - 1), new), 1).flatten()
 
 
-@remember
+@cache_on_host
 def _find_dense(rows: int, longest: int, tokens: int, width: int, device: torch.device) -> Tensor:
-    """Return the places of all past, then of all current slots of equally long rows, int64 [slots]."""
-    places = torch.arange(rows * width, device=device).view(rows, width)[:, : longest + tokens]
-    return torch.cat([part.flatten() for part in places.split((longest, tokens), 1)])
+    """Return the indices of all past, then all current slots of equally long rows, int64 [slots]."""
+    indices = torch.arange(rows * width, device=device).view(rows, width)[:, : longest + tokens]
+    return torch.cat([part.flatten() for part in indices.split((longest, tokens), 1)])
 
 
 def round_up(keys: int) -> int:
-    """Return the number to which keys are padded."""
+    """Round a number of keys up to a multiple of `KEY_MULTIPLE`."""
     return -(-keys // KEY_MULTIPLE) * KEY_MULTIPLE

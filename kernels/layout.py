@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 MAX_TABLE = 1 << 16
-"""Numbers of a table up to which it is remembered for other layers and generations."""
+"""Elements up to which a table is cached for other layers and generations."""
 Table = TypeVar("Table")
 
 
@@ -44,10 +44,10 @@ class Layout(NamedTuple):
         lengths: int32 [rows], slots of each row.
         order: int32 [rows], rows in storage order: longest first, ties by index.
         places: int32 [rows], index of each row in `order`.
-        counts: lengths on the host.
+        counts: `lengths` as ints.
         groups: rows by length.
-        total: slots of all rows.
-        free_slots: free slots after every row, for tokens of an unfinished segment.
+        total: slots of all rows, without free slots.
+        free_slots: slots after every row, for tokens of an unfinished segment.
     """
 
     positions: Tensor
@@ -97,14 +97,14 @@ State = tuple[Tensor, Tensor]
 nats, float32 [sequences, heads, queries], contiguous. Without keys it is (0, -inf)."""
 
 
-class PlacedRows(NamedTuple):
-    """Places of a layer's rows, on the device, for the one-token kernel.
+class RowOffsets(NamedTuple):
+    """Offsets of a layer's rows, on the device, for the one-token kernel.
 
     Attributes:
-        keys: flat buffer of keys, [numbers].
-        values: flat buffer of values, [numbers].
-        key_offsets: int64 [rows], first slot of each row of the first sequence in `keys`, in slots of D numbers.
-        value_offsets: int64 [rows], the same in `values`.
+        keys: flat buffer of keys, [elements].
+        values: flat buffer of values, [elements].
+        key_offsets: int64 [rows], first slot of each row of the first sequence in `keys`, in slots of D elements.
+        value_offsets: int64 [rows], first slots in `values`, likewise.
         lengths: int32 [rows], slots of each row before the segment.
         order: int32 [rows], rows in storage order.
         stride: int64 [1], slots from a sequence of the batch to the next.
@@ -123,21 +123,21 @@ class PlacedRows(NamedTuple):
     longest: int
 
 
-def place_rows(past: Past, filled: Tensor) -> PlacedRows:
-    """Return the places of rows that are stored by themselves; `filled` as in `PlacedRows`."""
+def locate_rows(past: Past, filled: Tensor) -> RowOffsets:
+    """Return the row offsets of a layer with its own buffers; `filled` as in `RowOffsets`."""
     keys, values, layout, _ = past
     stride = torch.tensor([keys.shape[1]]).to(keys.device, non_blocking=True)
     rows = (layout.offsets, layout.offsets, layout.lengths, layout.order)
-    return PlacedRows(
+    return RowOffsets(
         keys.view(-1), values.view(-1), *rows, stride, filled, layout.longest + layout.free_slots
     )
 
 
-def remember(find: Callable[..., Table]) -> Callable[..., Table]:
-    """Remember tables on the host, for all layers and generations with rows of equal lengths.
+def cache_on_host(find: Callable[..., Table]) -> Callable[..., Table]:
+    """Cache tables on the host, for all layers and generations with rows of equal lengths.
 
-    The function that is returned has two more arguments in front: the tensor on whose device the table is, and the
-    numbers of the table, which is not remembered if they are more than `MAX_TABLE`.
+    The returned function has two more arguments in front: a tensor on the table's device, and the number of elements
+    of the table, which is not cached if there are more than `MAX_TABLE`.
     """
 
     @lru_cache(256)
@@ -157,13 +157,13 @@ def arrange_rows(positions: Tensor, counts: Sequence[int], free_slots: int = 0) 
     return Layout(positions, *_find_tables(positions, len(counts), tuple(counts), free_slots))
 
 
-@remember
+@cache_on_host
 def _find_tables(counts: tuple[int, ...], free_slots: int, device: torch.device) -> tuple[Any, ...]:
-    """Return what a layout has after its positions."""
+    """Return `Layout`'s fields after `positions`."""
     order = sorted(range(len(counts)), key=lambda row: -counts[row])
     offsets, places, groups, end = [0] * len(counts), [0] * len(counts), [], 0
-    for place, row in enumerate(order):
-        offsets[row], places[row] = end, place
+    for index, row in enumerate(order):
+        offsets[row], places[row] = end, index
         end += counts[row] + free_slots
     for length, equal in groupby(order, key=counts.__getitem__):
         rows = list(equal)
@@ -186,7 +186,7 @@ def list_positions(layout: Layout, start: int, length: int) -> Tensor:
     return torch.cat((positions, _repeat_positions(positions, rows * length, start, length, rows)), 1)
 
 
-@remember
+@cache_on_host
 def _repeat_positions(start: int, length: int, rows: int, device: torch.device) -> Tensor:
     return torch.arange(start, start + length, device=device).expand(rows, -1)
 
@@ -200,10 +200,10 @@ def pack_rows(values: Tensor, keep: Tensor, fill: float, longest: int) -> Tensor
     """Move the values of kept slots to the front of each row and pad with `fill`.
 
     Args:
-        values: one number per slot [rows, slots], or several [rows, slots, n].
+        values: one value per slot [rows, slots], or several [rows, slots, n].
         keep: bool [rows, slots].
         fill: padding value.
-        longest: largest number of kept slots in a row.
+        longest: maximum number of kept slots in a row.
 
     Returns:
         [rows, longest, ...] in the dtype of `values`.
@@ -214,15 +214,15 @@ def pack_rows(values: Tensor, keep: Tensor, fill: float, longest: int) -> Tensor
             return packed.view(len(values), longest)
         exists = torch.arange(longest) < keep.sum(1, keepdim=True)
         return values.new_full(exists.shape, fill).masked_scatter_(exists, packed)
-    # Dropped slots go to the last column.
+    # Evicted slots go to the last column.
     result = values.new_full((len(values), longest + 1, *values.shape[2:]), fill)
-    place = (keep.cumsum(1) - 1).masked_fill_(~keep, longest)
-    result.scatter_(1, place.view(*place.shape, *[1] * (values.ndim - 2)).expand_as(values), values)
+    index = (keep.cumsum(1) - 1).masked_fill_(~keep, longest)
+    result.scatter_(1, index.view(*index.shape, *[1] * (values.ndim - 2)).expand_as(values), values)
     return result[:, :longest].contiguous()
 
 
 def pad_rows(storage: Tensor, layout: Layout) -> Tensor:
-    """Return every row's slots, padded to the longest row with arbitrary stored numbers.
+    """Return every row's slots, padded to the longest row with arbitrary stored values.
 
     Args:
         storage: flat buffer [batch, capacity, D].

@@ -10,11 +10,11 @@ from kvbench.kernels.products import MIN_MULTIPLICATIONS
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None, *, gelu: bool = False
 ) -> Tensor:
-    """Return x W^T + b with all three rounded to `dtype`, or x's, followed by GELU (tanh form) if `gelu` is set.
+    """Return x W^T + b, all three rounded to `dtype` unless it is None, followed by GELU (tanh form) if `gelu` is set.
 
     x is [..., in], the weight [out, in], the bias [out] or None, the result [..., out].
 
-    On a CPU in float32 and without gradients oneDNN computes both at once. It uses the widest vectors on any processor;
+    On a CPU oneDNN computes large float32 products without gradients, GELU included, with a processor's widest vectors;
     the BLAS behind `torch.nn.functional.linear` may not (docs/laboratory.md times both).
     """
     if dtype is not None:

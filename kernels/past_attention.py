@@ -7,16 +7,16 @@ fused kernels are faster there than a kernel for rows of unequal length. They ca
 import torch
 from torch import Tensor
 
-from kvbench.kernels.attention_states import attend_nothing, merge_pair
+from kvbench.kernels.attention_states import empty_state, merge_pair
 from kvbench.kernels.fused_attention import fused_attention
 from kvbench.kernels.layout import Past, State, fold_rows, view_group
 from kvbench.kernels.varlen_attention import Library, varlen_attention
 
 MIN_FUSED_SLOTS = 1024
-"""Slots of equally long rows from which fused attention is worth a second output and its merge."""
+"""Minimum slots of equally long rows at which fused attention is worth a second output and its merge."""
 
 PIECE_BYTES = 128 << 20
-"""Bytes of the second output that exist at once, in whole sequences."""
+"""Maximum bytes of the second output that exist at once, in whole sequences."""
 
 
 def attend_past(q: Tensor, past: Past, scale: float, state: State | None = None) -> State:
@@ -34,13 +34,13 @@ def attend_past(q: Tensor, past: Past, scale: float, state: State | None = None)
     """
     layout = past.layout
     if not layout.total:
-        return attend_nothing(q.float()) if state is None else state
+        return empty_state(q.float()) if state is None else state
     if q.is_cuda:
         from kvbench.kernels.triton.past_attention import past_attention_triton
 
         return past_attention_triton(q, past, scale, state)
     rows = fold_rows(q, len(past.keys), len(layout.counts)).index_select(1, layout.order).float()
-    out, lse = attend_nothing(rows)
+    out, lse = empty_state(rows)
     first = 0
     for group in layout.groups:
         at, first = slice(first, first + group.size), first + group.size

@@ -30,11 +30,11 @@ from kvbench.kernels.quantise import (
 class Codes(NamedTuple):
     """Encoded keys or values of a plane's slots.
 
-    At most one of `affine` and `codebook` is set; without either, `numbers` has the values, in 16 bits or fp8.
+    At most one of `affine` and `codebook` is set; without either, `data` has the values in 16 bits or float8.
     With `gain`, codes are of vectors rotated by `hadamard.rotate_channels`.
 
     Attributes:
-        numbers: uint8 [batch, slots, D bits / 8] (`quantise.pack`), or [batch, slots, D] of a floating dtype.
+        data: uint8 [batch, slots, D bits / 8] (`quantise.pack`), or [batch, slots, D] of a floating dtype.
         affine: float16 [batch, entries, channels, 2], scale and zero; channels is D, or 1 if channels share them.
             Slot x uses entry `entry[x]`, or entry x without `entry`. A batch of 1 serves all sequences.
         codebook: float16 [entries, D, 2^bits], ascending levels; slot x uses entry `entry[x]`. With `gain`, float32
@@ -43,7 +43,7 @@ class Codes(NamedTuple):
         gain: float16 [batch, slots], factor on the levels of a slot.
     """
 
-    numbers: Tensor
+    data: Tensor
     affine: Tensor | None = None
     codebook: Tensor | None = None
     entry: Tensor | None = None
@@ -55,8 +55,8 @@ class Plane(NamedTuple):
 
     Attributes:
         layout: layout without free slots.
-        key_bits: bits of a key's number: 16, 8, 4, 3 or 2.
-        value_bits: bits of a value's number.
+        key_bits: bits of a key's element: 16, 8, 4, 3 or 2.
+        value_bits: bits of a value's element, likewise.
         keys: key of each slot; with a rotation, unrotated and even channels first.
         values: value of each slot.
         positions: int64 [slots], position of each slot's token.
@@ -77,8 +77,8 @@ def list_slots(layout: Layout) -> tuple[Tensor, Tensor]:
     """Return row and position of every slot of a flat buffer without free slots, int64 [slots] each."""
     lengths = layout.lengths.index_select(0, layout.order)
     rows = layout.order.long().repeat_interleave(lengths, output_size=layout.total)
-    place = torch.arange(layout.total, device=rows.device) - layout.offsets[rows]
-    return rows, layout.positions[rows, place]
+    index = torch.arange(layout.total, device=rows.device) - layout.offsets[rows]
+    return rows, layout.positions[rows, index]
 
 
 def unrotate(keys: Tensor, rotation: Tensor) -> Tensor:
@@ -102,17 +102,17 @@ def rotate(keys: Tensor, rotation: Tensor) -> Tensor:
 
 
 def encode_tokens(x: Tensor, bits: int) -> Codes:
-    """Encode numbers [batch, slots, D] with one scale per slot."""
+    """Encode keys or values [batch, slots, D] with one scale per slot."""
     affine = fit_affine(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True), bits)
     return Codes(pack(encode_affine(x, affine, bits), bits), affine)
 
 
 def encode_channels(x: Tensor, exists: Tensor, edges: Sequence[int], bits: int) -> Codes:
-    """Encode numbers [batch, rows, tokens, D] with one scale per row, block and channel.
+    """Encode keys or values [batch, rows, tokens, D] with one scale per row, block and channel.
 
     Args:
-        x: numbers.
-        exists: bool [rows, tokens], numbers that scales must cover; other codes are meaningless.
+        x: keys or values.
+        exists: bool [rows, tokens], tokens that scales must cover; codes of other tokens are arbitrary.
         edges: first token of each block, ascending from 0, followed by the number of tokens.
         bits: bits of a code.
 
@@ -132,27 +132,27 @@ def encode_channels(x: Tensor, exists: Tensor, edges: Sequence[int], bits: int) 
     return Codes(pack(torch.cat(codes, 2).flatten(1, 2), bits), affine.flatten(1, 2))
 
 
-def halve(rotation: Tensor) -> Tensor:
+def to_complex32(rotation: Tensor) -> Tensor:
     """Return a rotation in complex32; in complex64 kernels would read more bytes of rotation than of low-bit codes."""
     return torch.view_as_complex(torch.view_as_real(rotation).half())
 
 
 def decode(codes: Codes, bits: int, sequences: slice = slice(None)) -> Tensor:
-    """Decode codes to numbers [sequences, slots, D]: float32, or the stored dtype; rotated vectors stay rotated."""
-    numbers = codes.numbers[sequences]
+    """Decode keys or values [sequences, slots, D] to float32 or the stored dtype; rotated vectors stay rotated."""
+    data = codes.data[sequences]
     if codes.gain is not None:
         assert codes.codebook is not None
-        return codes.codebook[unpack(numbers, bits).int()] * codes.gain[sequences, :, None].float()
+        return codes.codebook[unpack(data, bits).int()] * codes.gain[sequences, :, None].float()
     if codes.affine is not None:
         affine = codes.affine if len(codes.affine) == 1 else codes.affine[sequences]
         if codes.entry is not None:  # scales and zeros apart, so that gathers read contiguous vectors
             scales_zeros = affine.float().movedim(-1, 0).contiguous()
             affine = scales_zeros.index_select(2, codes.entry).movedim(0, -1)
-        return decode_affine(unpack(numbers, bits), affine)
+        return decode_affine(unpack(data, bits), affine)
     if codes.codebook is not None:
         assert codes.entry is not None
-        return decode_codebook(unpack(numbers, bits), codes.codebook, codes.entry)
-    return numbers.float() if numbers.element_size() == 1 else numbers
+        return decode_codebook(unpack(data, bits), codes.codebook, codes.entry)
+    return data.float() if data.element_size() == 1 else data
 
 
 def read_plane(plane: Plane, sequences: slice = slice(None)) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ def read_plane(plane: Plane, sequences: slice = slice(None)) -> tuple[Tensor, Te
         sequences: sequences of the batch to read.
 
     Returns:
-        Both [sequences, slots, D]; rotated vectors are in their own basis again.
+        Both [sequences, slots, D]; vectors with a gain are rotated back.
     """
     keys, values = (
         x if codes.gain is None else rotate_channels(x)
@@ -173,7 +173,7 @@ def read_plane(plane: Plane, sequences: slice = slice(None)) -> tuple[Tensor, Te
 
 
 def read_stored(plane: Plane, sequences: slice = slice(None)) -> tuple[Tensor, Tensor]:
-    """Return what `read_plane` does, with vectors that have a gain still rotated by `hadamard.rotate_channels`."""
+    """Return keys and values like `read_plane`, but leave vectors with a gain in rotated channels."""
     keys = decode(plane.keys, plane.key_bits, sequences)
     values = decode(plane.values, plane.value_bits, sequences)
     if plane.rotation is not None:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 MIN_MULTIPLICATIONS = 1 << 21
-"""Multiplications from which oneDNN's products are faster despite the cost of a call."""
+"""Minimum multiplications at which oneDNN's products are faster despite the cost of a call."""
 MATMUL_SETTINGS: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module is replaced by an object
 
 
 @contextmanager
-def wide_products(multiplications: int, device: torch.device) -> Iterator[None]:
+def onednn_products(multiplications: int, device: torch.device) -> Iterator[None]:
     """Use oneDNN for batched products on a CPU, if they are large and it computes them in full float32.
 
     torch uses oneDNN for float32 products only if bfloat16 arithmetic is permitted. A CPU without matrix units computes
@@ -40,6 +40,6 @@ def _permit_bfloat16() -> Iterator[None]:
 @cache
 def _is_exact() -> bool:
     """Return whether products stay exact with bfloat16 permitted: a product with the identity changes nothing."""
-    numbers = torch.linspace(1, 2, 64 * 64).expand(2, -1).unflatten(1, (64, 64))
+    values = torch.linspace(1, 2, 64 * 64).expand(2, -1).unflatten(1, (64, 64))
     with _permit_bfloat16():
-        return torch.equal(numbers @ torch.eye(64).expand(2, -1, -1), numbers)
+        return torch.equal(values @ torch.eye(64).expand(2, -1, -1), values)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from kvbench.kernels.rms_norm import rms_norm, uses_triton
 
 EPSILON = 1e-12
-"""Smallest divisor of a vector, as in `torch.nn.functional.normalize`."""
+"""Minimum divisor of a vector, as in `torch.nn.functional.normalize`."""
 
 
 class HeadNorms(NamedTuple):
@@ -91,7 +91,7 @@ def normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
     """Normalise every head of [..., heads, D]: RMS norm in x's dtype, or with a bias layer norm in float32."""
     if bias is None:
         return rms_norm(x, weight, eps)
-    scale, shift = (one.float().view(x.shape[-2:]) for one in (weight, bias))
+    scale, shift = (parameter.float().view(x.shape[-2:]) for parameter in (weight, bias))
     return F.layer_norm(x.float(), x.shape[-1:], eps=eps) * scale + shift
 
 

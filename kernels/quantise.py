@@ -1,4 +1,4 @@
-"""Quantisation of numbers to codes of few bits, and packing of codes into bytes.
+"""Quantisation of values to codes of few bits, and packing of codes into bytes.
 
 A code is a step on an affine scale (KIVI, arXiv:2402.02750, Eq. 1) or the index of a codebook level (Lloyd 1982,
 doi:10.1109/TIT.1982.1056489). D channels of 8, 4 or 2 bits take W = D bits / 8 bytes: channel c is in byte c % W, from
@@ -12,9 +12,9 @@ from torch import Tensor
 BITS = (8, 4, 3, 2)
 """Supported bits of a code."""
 MAX_HALF = 65504.0
-"""Largest float16 number; scales and codebooks are stored in float16."""
+"""Largest float16 value; scales and codebooks are stored in float16."""
 MAX_FP8 = 448.0
-"""Largest number of float8 e4m3."""
+"""Largest float8 e4m3 value."""
 ITERATIONS = 24
 """Iterations of Lloyd's algorithm; later ones move levels by less than a hundredth of a step."""
 
@@ -55,7 +55,7 @@ def fit_affine(smallest: Tensor, largest: Tensor, bits: int) -> Tensor:
 
 
 def encode_affine(x: Tensor, affine: Tensor, bits: int) -> Tensor:
-    """Return the nearest codes uint8 [...] of numbers on the scales `affine` [..., 2] (`fit_affine`)."""
+    """Return the nearest codes uint8 [...] of values on the scales `affine` [..., 2] (`fit_affine`)."""
     scale, zero = affine.float().unbind(-1)
     steps = (x.float() - zero) / scale.where(scale > 0, 1)
     return steps.round_().clamp_(0, (1 << bits) - 1).to(torch.uint8)
@@ -74,8 +74,8 @@ def fit_codebook(samples: Tensor, bits: int) -> Tensor:
     """
     x = samples.sort(-1).values.float()
     count, levels = x.shape[-1], 1 << bits
-    place = (torch.arange(levels, device=x.device) + 0.5) * (count / levels)
-    codebook = x.index_select(-1, place.long().clamp_(max=count - 1))
+    index = (torch.arange(levels, device=x.device) + 0.5) * (count / levels)
+    codebook = x.index_select(-1, index.long().clamp_(max=count - 1))
     sums = torch.nn.functional.pad(x.double().cumsum(-1), (1, 0))
     for _ in range(ITERATIONS):
         middle = (codebook[..., 1:] + codebook[..., :-1]) / 2
@@ -88,12 +88,7 @@ def fit_codebook(samples: Tensor, bits: int) -> Tensor:
 
 
 def encode_codebook(x: Tensor, codebook: Tensor) -> Tensor:
-    """Return the index uint8 [..., tokens, D] of the level of `codebook` [..., D, levels] nearest to each x.
-
-    Args:
-        x: numbers [..., tokens, D].
-        codebook: ascending levels.
-    """
+    """Return the index uint8 [..., tokens, D] of the level nearest to x, of ascending `codebook` [..., D, levels]."""
     levels = codebook.float()
     middle = ((levels[..., 1:] + levels[..., :-1]) / 2).unsqueeze(-3)
     x = x.float()
@@ -113,10 +108,10 @@ def decode_codebook(codes: Tensor, codebook: Tensor, entry: Tensor) -> Tensor:
     """
     _, channels, levels = codebook.shape
     channel = torch.arange(channels, dtype=torch.int32, device=codebook.device)
-    place = (entry.int()[:, None] * channels + channel) * levels + codes
-    return codebook.flatten().index_select(0, place.flatten()).view(place.shape).float()
+    index = (entry.int()[:, None] * channels + channel) * levels + codes
+    return codebook.flatten().index_select(0, index.flatten()).view(index.shape).float()
 
 
 def round_fp8(x: Tensor) -> Tensor:
-    """Round numbers to float8 e4m3 (4 bits of exponent, 3 of mantissa), clamped to its range."""
+    """Round values to float8 e4m3 (4 bits of exponent, 3 of mantissa), clamped to its range."""
     return x.float().clamp(-MAX_FP8, MAX_FP8).to(torch.float8_e4m3fn)

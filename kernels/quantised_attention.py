@@ -16,11 +16,11 @@ from kvbench.kernels.planes import Plane, read_stored
 
 
 def quantised_attention(q: Tensor, plane: Plane, scale: float, state: State | None = None) -> State:
-    """Attend from every query to all slots of its row; decoded numbers are rounded to q's dtype.
+    """Attend from every query to all slots of its row; decoded keys and values are rounded to q's dtype.
 
     Rotated vectors (`Codes.gain`) are not rotated back: queries, or the output, are rotated in their place.
     If q has more sequences than the plane, sequence b reads sequence b % stored. On CUDA, D is a multiple of 8 and at
-    most 256, and tensors of the plane are contiguous; a complex32 rotation halves the bytes that are read of it.
+    most 256, and tensors of the plane are contiguous; a complex32 rotation halves the bytes that are read.
 
     Args:
         q: [batch, rows, queries, D] with any strides, rotated by position; batch is a multiple of the plane's.

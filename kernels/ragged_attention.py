@@ -19,15 +19,16 @@ from kvbench.kernels.fused_attention import explain_backend, fused_attention
 from kvbench.kernels.joined_rows import JoinedRows, round_up
 from kvbench.kernels.layout import Group, Layout, Past, empty_layout, fold_rows
 from kvbench.kernels.past_attention import attend_in_parts
-from kvbench.kernels.products import wide_products
+from kvbench.kernels.products import onednn_products
 
 PIECE_BYTES = 4 << 20
-"""Bytes of scores that exist at once outside CUDA, so that they stay in the processor's cache."""
+"""Maximum bytes of scores that exist at once outside CUDA, so that they stay in the processor's cache."""
 PADDED_SCORES = 1 << 15
-"""Padding scores outside CUDA that cost about as much as the calls for one more group."""
+"""Scores of padding outside CUDA that cost about as much as the calls for one more group."""
 
 DENSE_PRODUCTS = AttentionChoice("dense products", (("fused attention", "needs a GPU"),))
-Read = Callable[[slice], tuple[Tensor, Tensor]]
+ReadRows = Callable[[slice], tuple[Tensor, Tensor]]
+"""Returns keys and values of some rows of q, folded, float32 [pairs, keys, D] each."""
 
 
 def ragged_attention(
@@ -41,7 +42,7 @@ def ragged_attention(
     path: Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Queries over the row's cached slots and the tokens of the current segment.
+    """Attend to each row's cached slots and the tokens of the current segment.
 
     q, k and v may have any strides. On CUDA, D is a multiple of 4 and at most 256.
 
@@ -89,10 +90,10 @@ def _attend_unequal(
     for groups in _join_groups(layout.groups, tokens, joined.batch * q.shape[2]):
         some, first = joined.find_set(groups, first), first + sum(group.size for group in groups)
         part = rows if some.rows is None else rows.index_select(0, some.rows)
-        keys, hidden = some.places.shape[2], (some.least, some.absent)
+        keys, hidden = some.indices.shape[2], (some.least, some.absent)
         if causal:
             hidden = 0, ~make_causal_mask(q.shape[2], keys, tokens, some.ends, q.device)
-        parts.append(_attend_pieces(part, partial(joined.read, places=some.places), keys, scale, hidden))
+        parts.append(_attend_pieces(part, partial(joined.read, indices=some.indices), keys, scale, hidden))
     if len(parts) == 1:
         return parts[0].transpose(0, 1)
     # Rows of a token become adjacent, as the next projection reads them.
@@ -149,9 +150,9 @@ def _make_empty_layout(rows: int, device: torch.device) -> Layout:
 
 
 def _attend_equal(
-    q: Tensor, read: Read, keys: int, width: int, scale: float, tokens: int | None = None
+    q: Tensor, read: ReadRows, keys: int, width: int, scale: float, tokens: int | None = None
 ) -> Tensor:
-    """Attend to as many keys in every row, which are padded to `width`; the last `tokens` are under a causal mask."""
+    """Attend to `keys` keys per row, padded to `width`, with a causal mask over the last `tokens` unless None."""
     if q.shape[0] == 1 < q.shape[1]:  # pieces are cut along the first dimension
         return _attend_equal(q.transpose(0, 1), read, keys, width, scale, tokens).transpose(0, 1)
     hidden: tuple[int, Tensor | None] = keys, None
@@ -161,12 +162,12 @@ def _attend_equal(
 
 
 def _attend_pieces(
-    q: Tensor, read: Read, keys: int, scale: float, hidden: tuple[int, Tensor | None]
+    q: Tensor, read: ReadRows, keys: int, scale: float, hidden: tuple[int, Tensor | None]
 ) -> Tensor:
     """Attend from q [outer, inner, queries, D] to `keys` keys in every row, in pieces of rows or of queries.
 
-    `read` returns keys and values of some rows of q, folded, float32 [pairs, keys, D] each. `hidden` is the key from
-    which some are hidden, and which, bool [outer or 1, 1, queries or 1, keys left], None for all.
+    `hidden` has the first key that may be hidden, and a mask of hidden keys from there on, bool [outer or 1, 1,
+    queries or 1, keys left]; None hides all of them.
     """
     out = q.new_empty(q.shape, dtype=torch.float32)
     outer, inner, count, channels = q.shape
@@ -177,18 +178,18 @@ def _attend_pieces(
     first, mask = hidden
     if mask is not None and not whole:
         mask = mask.expand(outer, 1, count, -1)
-    with wide_products(buffer.numel() * channels, q.device):
+    with onednn_products(buffer.numel() * channels, q.device):
         for row in range(0, outer, rows):
             k, v = read(slice(row * inner, (row + rows) * inner))
             for start in range(0, count, step):
-                place = slice(row, row + rows), slice(None), slice(start, start + step)
-                piece, target = (x if whole else x[place] for x in (q, out))
+                index = slice(row, row + rows), slice(None), slice(start, start + step)
+                piece, target = (x if whole else x[index] for x in (q, out))
                 queries = piece.float().flatten(0, 1)
                 scores = buffer if whole else buffer[: queries.shape[0], : queries.shape[1]]
                 torch.baddbmm(scores, queries, k.mT, beta=0, alpha=scale, out=scores)
                 if mask is not None:
                     tail = scores.unflatten(0, (-1, inner))[..., first:]
-                    tail.masked_fill_(mask if whole else mask[place], -torch.inf)
+                    tail.masked_fill_(mask if whole else mask[index], -torch.inf)
                 elif first < keys:
                     scores[..., first:].fill_(-torch.inf)
                 _weigh(scores, v, q.dtype, target.flatten(0, 1))
@@ -211,7 +212,7 @@ def make_causal_mask(
 ) -> Tensor:
     """Return a mask bool [..., queries, keys]: query m sees m % tokens + 1 of the last `tokens`, and all keys before.
 
-    `ends`, [..., 1, 1], are the keys without the padding behind them.
+    `ends` [..., 1, 1] counts the keys before the padding.
     """
     token = torch.arange(keys, device=device) + tokens - ends
     return token <= (torch.arange(queries, device=device) % tokens)[:, None]

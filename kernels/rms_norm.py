@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the residual stream x plus a branch's output h, rounded to their dtype, and its norm (`rms_norm`)."""
+    """Return the residual stream x + h [..., channels], rounded to their dtype, and its norm (`rms_norm`)."""
     if uses_triton(x):
         from kvbench.kernels.triton.rms_norm import rms_norm_triton
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kvbench.kernels.attention_states import attend_nothing
-from kvbench.kernels.fused_attention import Request, find_flash, why_not_fa3, why_not_fused
+from kvbench.kernels.attention_states import empty_state
+from kvbench.kernels.fused_attention import Request, find_fa3_obstacle, find_flash, find_fused_obstacle
 from kvbench.kernels.layout import Past, State, fold_rows
 
 Library = Literal["cudnn", "flash", "fa3"]
@@ -26,7 +26,7 @@ CUDNN_VERSION = 91800
 
 
 class RowTable(NamedTuple):
-    """Positions of N rows in storage order, arguments of `torch.nn.attention.varlen.varlen_attn`.
+    """Offsets of N rows in storage order, arguments of `torch.nn.attention.varlen.varlen_attn`.
 
     Attributes:
         cu_seq_q: int32 [N + 1], first query of each row, and the end of the last row.
@@ -55,7 +55,7 @@ def find_varlen() -> Callable[..., Any] | None:
     return partial(varlen_attn, return_aux=AuxRequest(lse=True)) if required <= parameters.keys() else None
 
 
-def why_not_varlen(library: Library, request: Request) -> str | None:
+def find_varlen_obstacle(library: Library, request: Request) -> str | None:
     """Return why a library cannot attend to rows of unequal length; None if it can."""
     if request.device.type != "cuda":
         return "needs a GPU"
@@ -64,16 +64,16 @@ def why_not_varlen(library: Library, request: Request) -> str | None:
     if request.head_dim % 8:
         return "needs a multiple of 8 channels"
     if library == "cudnn":
-        return why_not_fused("cudnn", request) or _why_not_ragged_cudnn(request.device)
-    if problem := why_not_fused("flash", request):
+        return find_fused_obstacle("cudnn", request) or _find_ragged_cudnn_obstacle(request.device)
+    if problem := find_fused_obstacle("flash", request):
         return problem
     if library == "fa3":
-        return why_not_fa3(request.device)
+        return find_fa3_obstacle(request.device)
     active = find_flash(request.device)
     return f"{active} is active in its place" if active else None
 
 
-def _why_not_ragged_cudnn(device: torch.device) -> str | None:
+def _find_ragged_cudnn_obstacle(device: torch.device) -> str | None:
     """Return why cuDNN cannot attend to rows of unequal length; None if it can."""
     release = tuple(int(number) for number in torch.__version__.split(".")[:2])
     if release < (2, 15):
@@ -85,7 +85,7 @@ def _why_not_ragged_cudnn(device: torch.device) -> str | None:
 
 
 def tabulate_rows(past: Past, queries: int, library: Library) -> RowTable:
-    """Return the positions of rows with `queries` queries each, without waiting for the device.
+    """Return the offsets of rows with `queries` queries each, without waiting for the device.
 
     cuDNN builds a plan for every `max_k`, so `max_k` is a power of two there.
     """
@@ -106,7 +106,7 @@ def varlen_attention(q: Tensor, past: Past, scale: float, library: Library) -> S
     """Attend to each row's own cached slots.
 
     FlashAttention gives all keys of a row to one program, so that a row's bytes do not depend on other rows; cuDNN may
-    divide them differently.
+    split a row's keys differently.
 
     Args:
         q: [sequences, heads, queries, D].
@@ -119,7 +119,7 @@ def varlen_attention(q: Tensor, past: Past, scale: float, library: Library) -> S
     """
     layout, (batch, slots, channels) = past.layout, past.keys.shape
     if not layout.total:
-        return attend_nothing(q)
+        return empty_state(q)
     shape, rows = q.shape, len(layout.counts)
     folded = fold_rows(q, batch, rows)
     if not layout.uniform:

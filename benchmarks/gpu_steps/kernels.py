@@ -16,23 +16,23 @@ from benchmarks.support.reference_attention import attention, received
 from benchmarks.support.tape import Tape
 from kvbench.engine.recording.graphs import CudaGraphs
 from kvbench.kernels.attention_mass import attention_mass
-from kvbench.kernels.attention_paths import PATHS, Path, describe, why_not
+from kvbench.kernels.attention_paths import PATHS, Path, describe, find_obstacle
 from kvbench.kernels.compact import rebuild_both, source_table
 from kvbench.kernels.decode_attention import decode_token
 from kvbench.kernels.group_norm import group_norm
-from kvbench.kernels.layout import Past, empty_layout, list_positions, place_rows
+from kvbench.kernels.layout import Past, empty_layout, list_positions, locate_rows
 from kvbench.kernels.modulate import EPSILON, modulate
 from kvbench.kernels.past_attention import attend_past
-from kvbench.kernels.planes import halve, read_plane
+from kvbench.kernels.planes import read_plane, to_complex32
 from kvbench.kernels.qk_norm_rope import qk_norm_rope
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import ragged_attention
 
 BOUNDS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
-"""Largest relative root mean square error of a row's output: half a unit in the last place in 16 bits. In 32 bits it
+"""Maximum relative root mean square error of a row's output: half a unit in the last place in 16 bits. In 32 bits it
 allows sums of thousands of products; products in TF32 would have an error of about 5e-4."""
 LSE_BOUND = 1e-3
-"""Largest error of a log-sum-exp in nats."""
+"""Maximum error of a log-sum-exp in nats."""
 FORMS = (
     Stored(8, "channel", "token"), Stored(4, "channel", "token"), Stored(2, "token", "token"),
     Stored(4, "codebook", "codebook"), Stored(8, "fp8", "fp8"),
@@ -95,7 +95,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def make_inputs(machine: Machine, shape: Shape, dtype: torch.dtype, free_slots: int = 0) -> Inputs:
-    """Draw inputs; the variance of scores is about 4, as in a trained model."""
+    """Make random inputs; the variance of scores is about 4, as in a trained model."""
     generator = torch.Generator().manual_seed(sum(shape.past) + shape.queries + shape.channels)
 
     def draw(*sizes: int) -> Tensor:
@@ -115,9 +115,11 @@ Make = Callable[[], Inputs]
 
 
 def check_attention(machine: Machine, make: Make, path: Path) -> Figures:
-    """Compare attention over past and present by a path that can serve the shape on this card."""
+    """Compare attention over past and present by a path; skip the case if the path cannot serve the shape here."""
     x = make()
-    if not machine.interpreted and (reason := why_not(path, describe(x.q, x.k, x.past.layout), x.q.device)):
+    if not machine.interpreted and (
+        reason := find_obstacle(path, describe(x.q, x.k, x.past.layout), x.q.device)
+    ):
         raise Skipped(f"{path}: {reason}")
     with machine.branches():
         state = ragged_attention(x.q, x.k, x.v, x.past, 1.0, path=path)
@@ -137,7 +139,7 @@ def check_step(machine: Machine, make: Make) -> Figures:
     x = make()
     filled = torch.zeros(1, dtype=torch.int64, device=machine.device)
     with machine.branches():
-        out = decode_token(x.q, x.k, x.v, place_rows(x.past, filled), 1.0)
+        out = decode_token(x.q, x.k, x.v, locate_rows(x.past, filled), 1.0)
     return compare_states((out, None), x, present=True)
 
 
@@ -171,7 +173,7 @@ def require(error: float, bound: float, what: str) -> None:
         raise Failed(f"{what} {error:.2g}, bound {bound:.2g}")
 
 
-def compare_numbers(out: Tensor, expected: Tensor, bound: float) -> Figures:
+def compare_results(out: Tensor, expected: Tensor, bound: float) -> Figures:
     """Compare a result with the expected one in double precision."""
     error = measure_error(out, expected)
     require(error, bound, "relative error")
@@ -194,10 +196,10 @@ def check_mass(machine: Machine, make: Make) -> Figures:
 
 
 def check_codes(machine: Machine, shape: Shape, dtype: torch.dtype, form: Stored) -> Figures:
-    """Compare attention over codes with attention over the decoded numbers."""
+    """Compare attention over codes with attention over the decoded keys and values."""
     layout = equal_rows(len(shape.past), shape.past[0])
     drawn = make_plane(form, layout, shape.batch, shape.channels, block=min(256, shape.past[0]), rotated=True)
-    rotation = None if drawn.rotation is None else halve(drawn.rotation)
+    rotation = None if drawn.rotation is None else to_complex32(drawn.rotation)
     plane = tree_map(
         lambda x: x.to(machine.device) if isinstance(x, Tensor) else x, drawn._replace(rotation=rotation)
     )
@@ -226,23 +228,23 @@ def check_rebuild(machine: Machine, make: Make) -> Figures:
     out = tuple(old.new_empty(len(old), len(source), old.shape[2]) for old in x.past[:2])
     with machine.branches():
         rebuild_both(x.past[:2], (x.k, x.v), source, (out[0], out[1]))
-    places = torch.where(source < 0, layout.capacity - 1 - source, source)
+    indices = torch.where(source < 0, layout.capacity - 1 - source, source)
     for moved, stored, present in zip(out, x.past[:2], (x.k, x.v), strict=True):
-        expected = torch.cat((stored, present.flatten(1, 2)), 1).index_select(1, places)
+        expected = torch.cat((stored, present.flatten(1, 2)), 1).index_select(1, indices)
         if not torch.equal(moved, expected):
-            raise Failed("moved keys or values differ from the kept ones")
+            raise Failed("moved keys or values differ from the kept slots")
     return {"slots": after.total}
 
 
 def check_modulate(machine: Machine) -> Figures:
-    """Compare a layer norm with scale and shift by a condition."""
+    """Compare a layer norm, scaled and shifted by a condition, with double precision."""
     tokens, width = machine.choose((4096, 2048), (20, 64))
     x = torch.randn(2, tokens, width, device=machine.device)
     factor, shift = (torch.randn(2, 1, width, device=machine.device) for _ in range(2))
     with torch.inference_mode(), machine.branches():
         out = modulate(x, factor, shift, machine.half)
     normal = F.layer_norm(x.double(), (width,), eps=EPSILON)
-    return compare_numbers(out, normal * factor.double() + shift.double(), BOUNDS[machine.half])
+    return compare_results(out, normal * factor.double() + shift.double(), BOUNDS[machine.half])
 
 
 def check_norm_rope(machine: Machine) -> Figures:
@@ -257,11 +259,11 @@ def check_norm_rope(machine: Machine) -> Figures:
     expected = torch.view_as_real(pairs * rotation[:, None, None]).flatten(-2).permute(2, 0, 3, 1, 4)
     with torch.inference_mode(), machine.branches():
         q, k, _ = qk_norm_rope(qkv.clone(), lengths, rotation)
-    return compare_numbers(torch.stack((q, k)), expected, BOUNDS[torch.float32])
+    return compare_results(torch.stack((q, k)), expected, BOUNDS[torch.float32])
 
 
 def check_group_norm(machine: Machine) -> Figures:
-    """Compare a group norm with SiLU over images in channels-last layout."""
+    """Compare a group norm with SiLU over channels-last images with double precision."""
     channels, groups, side = machine.choose((160, 32, 256), (96, 24, 9))
     x = torch.randn(2, channels, side, side, device=machine.device).to(machine.half)
     x = x.to(memory_format=torch.channels_last)
@@ -269,11 +271,11 @@ def check_group_norm(machine: Machine) -> Figures:
     with torch.inference_mode(), machine.branches():
         out = group_norm(x, groups, weight, bias, EPSILON, silu=True)
     normal = F.group_norm(x.double(), groups, weight.double(), bias.double(), EPSILON)
-    return compare_numbers(out, F.silu(normal), BOUNDS[machine.half])
+    return compare_results(out, F.silu(normal), BOUNDS[machine.half])
 
 
 def check_graph(machine: Machine, make: Make) -> Figures:
-    """Compare a graph that repeats attention on new inputs with a launch, bit for bit."""
+    """Compare a graph that repeats attention on new inputs with a new launch, bit for bit."""
     x = make()
     work = partial(ragged_attention, x.q, x.k, x.v, x.past, 1.0)
     work()

@@ -12,8 +12,8 @@ from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
 from benchmarks.support.triton_launches import TYPES, Variant, list_launches
 from kvbench.kernels import modulate as modulate_torch
 from kvbench.kernels import qk_norm_rope as qk_norm_rope_torch
-from kvbench.kernels.layout import Past, place_rows
-from kvbench.kernels.planes import halve
+from kvbench.kernels.layout import Past, locate_rows
+from kvbench.kernels.planes import to_complex32
 from kvbench.kernels.triton import tiles
 from kvbench.kernels.triton.attention_mass import attention_mass_triton
 from kvbench.kernels.triton.compact import rebuild_triton
@@ -22,7 +22,7 @@ from kvbench.kernels.triton.draw import (
     draw_bits_triton,
     draw_candidate_triton,
     draw_codes_triton,
-    mix_codes_triton,
+    gumbel_softmax_triton,
 )
 from kvbench.kernels.triton.group_norm import group_norm_triton
 from kvbench.kernels.triton.modulate import modulate_triton
@@ -73,7 +73,7 @@ def past(
 def decode(dtype: torch.dtype, head_dim: int, queries: int) -> Variant:
     """Return attention of one new token; `queries` query heads share its key and value."""
     q, filled = empty(1, 1, queries, head_dim, dtype=dtype), empty(1, dtype=torch.int64)
-    inputs = (q, q[:, :, :1], q[:, :, :1], place_rows(make_past(dtype, head_dim, 1), filled), 1.0)
+    inputs = (q, q[:, :, :1], q[:, :, :1], locate_rows(make_past(dtype, head_dim, 1), filled), 1.0)
     return list_launches(f"decode {TYPES[dtype]}", decode_attention_triton, *inputs)[0]
 
 
@@ -89,14 +89,14 @@ def quantised(
     """Return attention of `queries` queries on each of 64 rows to a plane, with a rotation in 16 bits."""
     plane = make_plane(form, equal_rows(64, 1), 1, head_dim, block=1, rotated=rotated)
     if plane.rotation is not None:
-        plane = plane._replace(rotation=halve(plane.rotation))
+        plane = plane._replace(rotation=to_complex32(plane.rotation))
     q = empty(1, 64, queries, head_dim, dtype=dtype)
     state = (q, empty(*q.shape[:3])) if resume else None
     return list_launches(f"{form.name} {TYPES[dtype]}", quantised_attention_triton, q, plane, 1.0, state)[0]
 
 
 def mergers(dtype: torch.dtype, head_dim: int) -> list[Variant]:
-    """Return the merge of split attention and the merge of two states."""
+    """Return the merge of shares of a row's keys and the merge of two states."""
     out, lse = empty(1, 1, 16, head_dim, dtype=dtype), empty(1, 1, 16)
     shares = empty(2, *out.shape), empty(2, *lse.shape)
     merge = list_launches("merge", merge_shares, *shares, out)
@@ -159,7 +159,7 @@ def image_norms(dtype: torch.dtype, weights: torch.dtype, channels: int, groups:
 
 
 def draws() -> list[Variant]:
-    """Return the draws of codes, of all and of the likeliest, of candidates and of bits, and the mixture of codes."""
+    """Return the sampling of codes, all or the top k, of candidates and of bits, and the Gumbel softmax of codes."""
     keys, step = empty(8, dtype=torch.int64), empty(1, dtype=torch.int64)
     variants = []
     for codes in (4096, 16384, 184000):
@@ -171,7 +171,9 @@ def draws() -> list[Variant]:
     candidates = empty(8, 256), empty(8, 256, dtype=torch.int64)
     variants += list_launches("draw of few", draw_candidate_triton, *candidates, keys, step)
     variants += list_launches("bits", draw_bits_triton, empty(8, 4096, 32, 2), keys, step, 0.03)
-    return variants + list_launches("mix codes", mix_codes_triton, empty(8, 256, 4096), keys, step, 1.5, 0.2)
+    return variants + list_launches(
+        "mix codes", gumbel_softmax_triton, empty(8, 256, 4096), keys, step, 1.5, 0.2
+    )
 
 
 @contextmanager

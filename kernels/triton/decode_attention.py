@@ -1,8 +1,8 @@
 """Attention of one new token per row; the kernel also appends the token's key and value to the row.
 
-A program handles a share of a row's keys for all query heads that read them. Where the rows are, how long they are and
-how many tokens of the segment came before is read on the device; all other arguments are constant in a generation, so
-that one launch can be recorded and repeated.
+A program handles a share of a row's keys for all query heads that read them. Offsets and lengths of
+rows and the number of earlier tokens of the segment are read on the device; all other arguments are constant in a
+generation, so that one launch can be recorded and repeated.
 
 Shapes: B batch, R rows, M queries (query heads of a row), N keys of a tile, D channels, S shares of a row's keys.
 """
@@ -10,7 +10,7 @@ Shapes: B batch, R rows, M queries (query heads of a row), N keys of a tile, D c
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.layout import PlacedRows
+from kvbench.kernels.layout import RowOffsets
 from kvbench.kernels.triton.launch import (
     LOG2_E,
     align_rows,
@@ -98,7 +98,7 @@ def decode_kernel(
     store_state(out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM)
 
 
-def decode_attention_triton(q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float) -> Tensor:
+def decode_attention_triton(q: Tensor, k: Tensor, v: Tensor, rows: RowOffsets, scale: float) -> Tensor:
     """Compute `kernels.decode_attention.decode_token` on a GPU; the result is contiguous."""
     batch, count, queries, channels = q.shape
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)

@@ -1,4 +1,4 @@
-"""Draws of codes, candidates and bits on a GPU; random numbers are computed where they are used."""
+"""Sampling of codes, candidates and bits on a GPU; random numbers are computed where they are used."""
 
 import torch
 import triton
@@ -11,9 +11,9 @@ from kvbench.kernels.triton.launch import cdiv, count_warps, kernel, next_power_
 LANES = tl.constexpr(4)
 BOUND = tl.constexpr(BELOW_ONE)
 WHOLE, PIECE = 16384, 8192
-"""Codes that a program holds in registers as a whole, and the size of its pieces of more codes."""
+"""Maximum codes that a program holds in registers as a whole, and the size of its pieces of more codes."""
 BIT_BLOCK = 1024
-"""Bits that one program draws."""
+"""Bits that one program samples."""
 
 
 @triton.jit
@@ -219,7 +219,7 @@ def mix_kernel(
 
 
 def draw_codes_triton(
-    logits: Tensor, keys: Tensor, step: Tensor, temperature: float, top_k: int, cool_first: bool
+    logits: Tensor, keys: Tensor, step: Tensor, temperature: float, top_k: int, temperature_first: bool
 ) -> Tensor:
     """Return the codes of `kvbench.kernels.draw.draw_codes`."""
     prompts, tokens, codes = logits.shape
@@ -227,7 +227,7 @@ def draw_codes_triton(
     truncate = top_k > 0 or temperature != 1
     codes_kernel[(prompts * tokens,)](
         logits.contiguous(), keys, step, out, tokens, min(top_k, codes) or codes, float(temperature),
-        CODES, codes, block, truncate, cool_first, num_warps=count_warps(block, 16),
+        CODES, codes, block, truncate, temperature_first, num_warps=count_warps(block, 16),
     )  # fmt: skip
     return out
 
@@ -243,10 +243,7 @@ def draw_candidate_triton(logits: Tensor, codes: Tensor, keys: Tensor, step: Ten
 
 
 def draw_bits_triton(logits: Tensor, keys: Tensor, step: Tensor, rare: float) -> Tensor:
-    """Draw bits bool [B, t, C] from logits [B, t, C, 2]; a value whose probability is at most `rare` is never drawn.
-
-    `rare` is below 1/2.
-    """
+    """Sample bits bool [B, t, C] from logits [B, t, C, 2], never a value of probability at most `rare`, below 1/2."""
     prompts, tokens, bits, _ = logits.shape
     out = torch.empty(prompts, tokens, bits, dtype=torch.uint8, device=logits.device)
     programs = cdiv(tokens * cdiv(bits, 4) * 4, BIT_BLOCK)
@@ -256,8 +253,10 @@ def draw_bits_triton(logits: Tensor, keys: Tensor, step: Tensor, rare: float) ->
     return out.view(torch.bool)
 
 
-def mix_codes_triton(logits: Tensor, keys: Tensor, step: Tensor, weight: float, temperature: float) -> Tensor:
-    """Return the mixture of `kvbench.kernels.draw.mix_codes`."""
+def gumbel_softmax_triton(
+    logits: Tensor, keys: Tensor, step: Tensor, weight: float, temperature: float
+) -> Tensor:
+    """Compute `kvbench.kernels.draw.gumbel_softmax` on a GPU."""
     prompts, tokens, codes = logits.shape
     out, block = torch.empty(logits.shape, device=logits.device), choose_block(codes)
     mix_kernel[(prompts * tokens,)](

@@ -7,7 +7,7 @@ from torch import Tensor
 from kvbench.kernels.triton.launch import cdiv, kernel, next_power_of_2
 
 TILE = 8192
-"""Numbers of a tile, all channels of some positions."""
+"""Elements per tile, all channels of some positions."""
 TILES = 8
 """Tiles of a part of an image. Parts do not depend on the batch, so neither do their sums."""
 WARPS = 8

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 UNITS = (8, 4)
-"""Elements that head dims and strides may be multiples of: rows of 16 bits start on 16 bytes, or on 8."""
+"""Divisors of head dims and strides, in elements: 16-bit rows start at multiples of 16 or of 8 bytes."""
 LOG2_E = 1.4426950408889634
 
 
@@ -46,7 +46,7 @@ def align_rows(tensor: Tensor) -> tuple[Tensor, list[int]]:
     """Return a tensor whose rows start on multiples of a unit (`find_unit`), and its strides but the last in units.
 
     Kernels take strides in units, since the compiler knows that loads are aligned only from a constant factor, and
-    Triton would compile a variant for every pattern of divisible strides. Other tensors are copied.
+    Triton would compile a variant for every pattern of divisible strides. Unaligned tensors are copied.
 
     Args:
         tensor: [..., D].

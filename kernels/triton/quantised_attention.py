@@ -38,8 +38,8 @@ class CodeArguments(NamedTuple):
     """Kernel arguments for a plane's keys or values.
 
     Attributes:
-        tensors: numbers, table and entries, or numbers, gains and levels; absent ones are replaced by the numbers and
-            not read.
+        tensors: `Codes.data`, table and entries, or `Codes.data`, gains and levels; absent tensors are replaced by the
+            data and not read.
         step: table elements per sequence, 0 if sequences share a table.
         scheme: `affine`, `codebook`, `levels`, `float8` or `float`.
         entries: whether there is a table entry index for each slot.
@@ -55,21 +55,21 @@ class CodeArguments(NamedTuple):
 
 def list_arguments(codes: Codes) -> CodeArguments:
     """Return the kernel arguments for codes; scale and zero are viewed as one word."""
-    numbers, channels = codes.numbers, codes.numbers.shape[-1]
-    if numbers.dtype == torch.float8_e4m3fn:
-        numbers = numbers.view(torch.uint8)
-    entry = numbers if codes.entry is None else codes.entry
+    data, channels = codes.data, codes.data.shape[-1]
+    if data.dtype == torch.float8_e4m3fn:
+        data = data.view(torch.uint8)
+    entry = data if codes.entry is None else codes.entry
     if codes.gain is not None:
         assert codes.codebook is not None
-        return CodeArguments((numbers, codes.gain, codes.codebook), codes.gain.shape[1], "levels", False, 1)
+        return CodeArguments((data, codes.gain, codes.codebook), codes.gain.shape[1], "levels", False, 1)
     if codes.affine is not None:
         words = codes.affine.view(torch.int32)
         step = words[0].numel() if len(words) > 1 else 0
-        return CodeArguments((numbers, words, entry), step, "affine", codes.entry is not None, words.shape[2])
+        return CodeArguments((data, words, entry), step, "affine", codes.entry is not None, words.shape[2])
     if codes.codebook is not None:
-        return CodeArguments((numbers, codes.codebook, entry), 0, "codebook", True, codes.codebook.shape[1])
-    scheme = "float8" if numbers.dtype == torch.uint8 else "float"
-    return CodeArguments((numbers, numbers, numbers), 0, scheme, False, channels)
+        return CodeArguments((data, codes.codebook, entry), 0, "codebook", True, codes.codebook.shape[1])
+    scheme = "float8" if data.dtype == torch.uint8 else "float"
+    return CodeArguments((data, data, data), 0, scheme, False, channels)
 
 
 @triton.jit
@@ -229,7 +229,7 @@ def quantised_attention_triton(
         q, *keys.tensors, *values.tensors, rotation, plane.positions,
         out, partial, lse if state is None else state[1], lse,
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
-        rows, queries, layout.total, share, len(plane.keys.numbers), keys.step, values.step,
+        rows, queries, layout.total, share, len(plane.keys.data), keys.step, values.step,
         *q_strides, *align_rows(out)[1],
         **list_constants(q), BLOCK_H=max(16, next_power_of_2(channels // 2)), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys,
         STAGES=sizes.stages, KEY_BITS=plane.key_bits, VALUE_BITS=plane.value_bits,

@@ -30,7 +30,7 @@ def silu_mul_triton(gate: Tensor, x: Tensor) -> Tensor:
     """Return silu(gate) x; arguments as in `kvbench.kernels.swiglu.silu_mul`, each row contiguous or copied."""
     width = gate.shape[-1]
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    gate, x = (one.reshape(-1, width) for one in (gate, x))
+    gate, x = (tensor.reshape(-1, width) for tensor in (gate, x))
     if gate.stride(1) != 1 or x.stride(1) != 1:
         gate, x = gate.contiguous(), x.contiguous()
     silu_mul_kernel[(len(gate), cdiv(width, BLOCK))](gate, x, out, gate.stride(0), x.stride(0), width, BLOCK)

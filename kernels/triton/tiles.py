@@ -1,7 +1,7 @@
 """Tiles and shares of attention, by kernel, head dim and queries, for each compute capability.
 
-The table is `tiles.csv`: a cell has queries and keys of a tile, warps and pipeline stages. Those of 90 were the fastest
-on an H200. `python -m benchmarks tiles` compiles candidates for the other cards and writes the largest without spills.
+The table is `tiles.csv`: a cell has queries and keys of a tile, warps and pipeline stages. Tiles of 90 were fastest on
+an H200. `python -m benchmarks tiles` compiles candidates for other GPUs and writes the largest without spills.
 """
 
 import csv
@@ -17,14 +17,14 @@ from kvbench.kernels.triton.launch import cdiv
 
 TABLE = Path(__file__).with_suffix(".csv")
 KEY = ("kernel", "bits", "channels", "queries")
-"""Columns of the table before its cards: kernel, bits of a query's number, largest head dim and number of queries of a
-tile of 90, which stands for the lengths of rows that it is for (`choose_tile`)."""
+"""Key columns of the table: kernel, bits of a query element, maximum head dim, and queries per tile at capability 90,
+by which `choose_tile` finds a row."""
 CARDS = (80, 86, 90, 100, 120)
 """Compute capabilities that have a column in the table."""
-MEASURED = 90
-"""Capability of the card on which tiles were timed; interpreted kernels use its tiles."""
-SMALLEST = 86
-"""Capability whose tiles fit every card that is older than those of the table."""
+TIMED_CAPABILITY = 90
+"""Capability of the GPU on which tiles were timed; interpreted kernels use its tiles."""
+FALLBACK_CAPABILITY = 86
+"""Capability whose tiles are used on GPUs older than all in `CARDS`."""
 Kernel = Literal["attention", "past", "quantised", "decode", "mass"]
 
 
@@ -42,7 +42,7 @@ class Tile(NamedTuple):
         return Tile(*map(int, cell.split("x")))
 
     def with_keys(self, keys: int) -> "Tile":
-        """Return the tile with fewer keys; where a tile of 128 keys was, there is space for another stage."""
+        """Return the tile with `keys` keys; a tile that had 128 gets another stage if they are fewer."""
         return self._replace(keys=keys, stages=self.stages + (keys < self.keys == 128))
 
 
@@ -55,14 +55,14 @@ def read_rows() -> tuple[dict[str, str], ...]:
 
 @cache
 def list_tiles(kernel: Kernel, bits: int, head_dim: int, capability: int) -> dict[int, Tile]:
-    """Return the tiles of a kernel by their number of queries on 90, ascending.
+    """Return the tiles of a kernel by their number of queries at capability 90, ascending.
 
     A capability that has no column has the tiles of the next lower one.
     """
     rows = [row for row in read_rows() if (row["kernel"], row["bits"]) == (kernel, str(bits))]
     widths = sorted({int(row["channels"]) for row in rows})
     width = next((width for width in widths if head_dim <= width), widths[-1])
-    card = str(max((card for card in CARDS if card <= capability), default=SMALLEST))
+    card = str(max((card for card in CARDS if card <= capability), default=FALLBACK_CAPABILITY))
     return {int(row["queries"]): Tile.parse(row[card]) for row in rows if row["channels"] == str(width)}
 
 
@@ -72,7 +72,7 @@ def choose_tile(
     """Return the tile for a head dim and dtype, one of at most four per generation.
 
     Up to 16 queries have the smallest tile that holds them. More have tiles of 128, or of 64 where rows are too few to
-    fill the device with 128. In batch-invariance mode the tile depends on the number of queries and the card only.
+    fill the device with 128. In batch-invariance mode the tile depends on the number of queries and the GPU only.
 
     Args:
         kernel: the kernel that is launched.
@@ -135,6 +135,6 @@ def count_processors(device: torch.device) -> int:
 def find_capability(device: torch.device) -> int:
     """Return the compute capability of a CUDA device, such as 90; for interpreted kernels, of an H200."""
     if device.type != "cuda":
-        return MEASURED
+        return TIMED_CAPABILITY
     properties = torch.cuda.get_device_properties(device)
     return 10 * properties.major + properties.minor

@@ -160,7 +160,7 @@ class KVCache(StoredLayers):
             self._placed = (
                 self._fixed
                 and segment.index > 0
-                and self._storage.place_rows(self._stores, self._steps.filled)
+                and self._storage.locate_rows(self._stores, self._steps.filled)
             )
             slot_bytes = sum(store.slot_bytes for store in self._stores)
             self.ledger.pending_bytes = segment.length * self._rows * slot_bytes

@@ -14,7 +14,7 @@ from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.coding.planes import count_rows
 from kvbench.kernels.decode_attention import DecodeRows
 from kvbench.kernels.joined_rows import JoinedRows
-from kvbench.kernels.layout import Layout, Past, PlacedRows
+from kvbench.kernels.layout import Layout, Past, RowOffsets
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ class LayerStore(LayerState):
     values: Tensor
     handles: tuple[int | None, int | None] = (None, None)
     rows: DecodeRows | None = None
-    placed: PlacedRows | None = None
+    placed: RowOffsets | None = None
     joined: JoinedRows | None = None
 
     @property

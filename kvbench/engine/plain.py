@@ -42,7 +42,7 @@ class PlainStorage(CacheBackend):
         method: a prepared method.
         dtype: dtype of the stored keys and values.
         device: device of the storage.
-        fixed: whether a recording or a kernel reads the offsets of rows from tables (`place_rows`).
+        fixed: whether a recording or a kernel reads the offsets of rows from tables (`locate_rows`).
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class PlainStorage(CacheBackend):
             store.rows = prepare_rows(store.past)
         return decode_attention(queries, keys, values, store.rows, store.filled, scale).reshape(q.shape)
 
-    def place_rows(self, stores: Sequence[LayerStore], filled: Tensor) -> bool:
+    def locate_rows(self, stores: Sequence[LayerStore], filled: Tensor) -> bool:
         if self._rows not in self._tables:
             self._tables[self._rows] = RowTables(len(stores), self._rows, self._longest, self._device)
         return self._tables[self._rows].update(stores, self.arena, filled)

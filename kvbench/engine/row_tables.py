@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvbench.engine.arena import Arena
 from kvbench.engine.layer import LayerStore
-from kvbench.kernels.layout import PlacedRows, place_rows
+from kvbench.kernels.layout import RowOffsets, locate_rows
 
 
 class RowTables:
@@ -16,7 +16,7 @@ class RowTables:
     Args:
         layers: number of layers of the model.
         rows: number of rows of each layer's layout.
-        longest: maximum slots of a row, see `PlacedRows`.
+        longest: maximum slots of a row, see `RowOffsets`.
         device: device of the tables.
     """
 
@@ -53,13 +53,13 @@ class RowTables:
         all_inside = True
         for layer, store in enumerate(stores):
             if None in store.handles:
-                store.placed, all_inside = place_rows(store.past, filled), False
+                store.placed, all_inside = locate_rows(store.past, filled), False
             else:
                 store.placed = self._view(layer, arena.buffer, filled)
         return all_inside
 
-    def _view(self, layer: int, ring: Tensor, filled: Tensor) -> PlacedRows:
-        return PlacedRows(
+    def _view(self, layer: int, ring: Tensor, filled: Tensor) -> RowOffsets:
+        return RowOffsets(
             ring,
             ring,
             self._key_offsets[layer],

@@ -74,7 +74,7 @@ class CacheBackend:
         """
         raise NotImplementedError
 
-    def place_rows(self, stores: Sequence[Any], filled: Tensor) -> bool:
+    def locate_rows(self, stores: Sequence[Any], filled: Tensor) -> bool:
         """Write the offsets of all layers' rows into tensors with fixed addresses.
 
         Args:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvbench.kernels import fused_attention as module
-from kvbench.kernels.attention_paths import PATHS, Path, describe, why_not
-from kvbench.kernels.fused_attention import Backend, Request, fused_attention, why_not_fused
+from kvbench.kernels.attention_paths import PATHS, Path, describe, find_obstacle
+from kvbench.kernels.fused_attention import Backend, Request, find_fused_obstacle, fused_attention
 from kvbench.kernels.layout import Past, empty_layout
 from kvbench.kernels.ragged_attention import ragged_attention
 from tests.support.ragged_rows import Case, check, make
@@ -25,7 +25,7 @@ HELD = {"ragged": [300, 0, 33, 1, 130, 0], "uniform": [1100, 1100], "one slot": 
 def test_paths_agree_with_float64(path: Path, held: list[int], tokens: int, folds: int, causal: bool) -> None:
     for apart in (False, True):
         case = make(2, held, folds, tokens, 64, dtype=DTYPE, apart=apart, device=str(DEVICE))
-        if reason := why_not(path, describe(case.q, case.k, case.layout), DEVICE):
+        if reason := find_obstacle(path, describe(case.q, case.k, case.layout), DEVICE):
             pytest.skip(f"{path}: {reason}")
         found = ragged_attention(*case, 0.125, causal=causal, path=path)
         assert (found[1] is None) == (path == "products")
@@ -36,7 +36,7 @@ def test_paths_agree_with_float64(path: Path, held: list[int], tokens: int, fold
 @pytest.mark.parametrize(("tokens", "folds", "causal"), [(1, 1, False), (200, 1, False), (64, 2, True)])
 def test_a_backend_agrees_with_float64(backend: Backend, tokens: int, folds: int, causal: bool) -> None:
     q, k, v, _ = make(2, [1, 1], folds, tokens, 64, dtype=DTYPE, device=str(DEVICE))
-    if reason := why_not_fused(backend, Request(64, DTYPE, q.shape[2], DEVICE)):
+    if reason := find_fused_obstacle(backend, Request(64, DTYPE, q.shape[2], DEVICE)):
         pytest.skip(f"{backend}: {reason}")
     nothing = k.new_empty(2, 0, 64)
     case = Case(q, k, v, Past(nothing, nothing, empty_layout(2, DEVICE)))
@@ -59,7 +59,7 @@ def test_large_batches_are_cut_by_sequences(
 
     with_inputs(monkeypatch, lambda *qkv: spans.append(max(len(x) * x.stride(0) for x in qkv)))
     limit = 2 * max(k.stride(0), q.stride(0)) + 5
-    monkeypatch.setattr(module, "MAX_NUMBERS", limit)
+    monkeypatch.setattr(module, "MAX_OFFSET", limit)
     pieces = fused_attention(q, k, v, 0.2, causal=causal, backend="cpu")
     assert len(spans) == 4
     assert max(spans) <= limit

@@ -15,7 +15,7 @@ from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.kernels.decode_attention import Arrangement, prepare_rows
 from kvbench.kernels.fused_attention import Request, choose_backend
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
-from kvbench.kernels.varlen_attention import Library, why_not_varlen
+from kvbench.kernels.varlen_attention import Library, find_varlen_obstacle
 from tests.support.fake_device import CUDA
 from tests.support.fake_gpus import Device, stand_in
 from tests.support.ragged_rows import make
@@ -69,18 +69,18 @@ def test_flash_attention_3_is_activated_once(hopper: pytest.MonkeyPatch, refused
             raise refused
 
     fused_attention._activate_fa3.cache_clear()
-    assert fused_attention.why_not_fa3(CUDA) == "flash_attn_interface is not installed"
+    assert fused_attention.find_fa3_obstacle(CUDA) == "flash_attn_interface is not installed"
     hopper.setattr(fused_attention, "find_spec", lambda _: object())
     hopper.setattr(fused_attention, "activate_flash_attention_impl", activate)
     hopper.setattr(fused_attention, "current_flash_attention_impl", lambda: None)
     fused_attention._activate_fa3.cache_clear()
     expected = None if refused is None else "cannot be activated: no kernels"
-    assert [fused_attention.why_not_fa3(CUDA) for _ in range(2)] == [expected] * 2
+    assert [fused_attention.find_fa3_obstacle(CUDA) for _ in range(2)] == [expected] * 2
     assert activated == ["FA3"]
     stand_in(hopper, Device(), flash="FA4")
-    assert fused_attention.why_not_fa3(CUDA) == "FA4 is active in its place"
+    assert fused_attention.find_fa3_obstacle(CUDA) == "FA4 is active in its place"
     stand_in(hopper, Device(major=10))
-    assert fused_attention.why_not_fa3(CUDA) == "needs a GPU of capability 9.0"
+    assert fused_attention.find_fa3_obstacle(CUDA) == "needs a GPU of capability 9.0"
     fused_attention._activate_fa3.cache_clear()
 
 
@@ -117,7 +117,7 @@ def test_a_path_says_why_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in(monkeypatch, device)
-    assert paths.why_not(path, shape(4096, 400)._replace(**changes), CUDA) == reason
+    assert paths.find_obstacle(path, shape(4096, 400)._replace(**changes), CUDA) == reason
 
 
 def test_torch_takes_lengths_from_2_12_on() -> None:
@@ -138,7 +138,7 @@ def test_libraries_need_a_release_of_torch(
 ) -> None:
     hopper.setattr(varlen_attention, "find_varlen", lambda: found)
     hopper.setattr(torch, "__version__", release)
-    assert why_not_varlen(library, Request(128, torch.bfloat16, 4096, CUDA)) == reason
+    assert find_varlen_obstacle(library, Request(128, torch.bfloat16, 4096, CUDA)) == reason
 
 
 @pytest.mark.parametrize("cudnn", [91700, 91800, 92300, 92400, 92600])
@@ -158,7 +158,7 @@ def test_cudnn_is_asked_where_torch_would_ask_it(cudnn: int, monkeypatch: pytest
             x = torch.empty(4, 1, head_dim, dtype=dtype, device=CUDA)
             ends = torch.empty(2, dtype=torch.int32, device=CUDA)
             theirs = varlen._cudnn_rejection_reasons(x, x, x, ends, ends, queries, [-1, -1], ends)
-            ours = why_not_varlen("cudnn", Request(head_dim, dtype, queries, CUDA))
+            ours = find_varlen_obstacle("cudnn", Request(head_dim, dtype, queries, CUDA))
             assert (ours is None) == (not theirs), (major, dtype, head_dim, queries, ours, theirs)
     varlen._cudnn_version_and_major_capability.cache_clear()
     varlen._should_use_cudnn.cache_clear()

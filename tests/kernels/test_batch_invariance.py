@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.support.cuda_branches import on_cuda_branches
 from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant, set_batch_invariant
 from kvbench.kernels.decode_attention import decode_token
-from kvbench.kernels.layout import Past, arrange_rows, place_rows
+from kvbench.kernels.layout import Past, arrange_rows, locate_rows
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.ragged_rows import Case, check, make
 from tests.support.triton_device import DEVICE, needs_loops, needs_triton, on_device
@@ -89,7 +89,7 @@ def test_kernels_look_at_the_batch_unless_it_is_invariant(
 def decode(q: Tensor, k: Tensor, v: Tensor, stored: Past) -> Tensor:
     past = Past(stored.keys.clone(), stored.values.clone(), stored.layout)
     with on_device():
-        return decode_token(q, k, v, place_rows(past, torch.zeros(1, dtype=torch.int64, device=DEVICE)), 0.3)
+        return decode_token(q, k, v, locate_rows(past, torch.zeros(1, dtype=torch.int64, device=DEVICE)), 0.3)
 
 
 def take_first(case: Case) -> Case:

@@ -36,7 +36,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from kvbench.kernels.triton.attention_mass import attention_mass_triton
 from kvbench.kernels.triton.compact import rebuild_triton
-from kvbench.kernels.layout import place_rows
+from kvbench.kernels.layout import locate_rows
 from kvbench.kernels.triton.decode_attention import decode_attention_triton
 from kvbench.kernels.triton.modulate import modulate_triton
 from kvbench.kernels.triton.past_attention import past_attention_triton
@@ -99,7 +99,7 @@ for batch in (1, 2, 16):
         storage = torch.empty(batch, layout.capacity, channels, dtype=torch.bfloat16)
         for step in range(5):
             q, k, v = torch.empty(batch, 1, 3, rows, channels, dtype=torch.bfloat16).transpose(1, 3).unbind(2)
-            decode_attention_triton(q, k, v, place_rows(Past(storage, storage, layout), filled[step:]), 1.0)
+            decode_attention_triton(q, k, v, locate_rows(Past(storage, storage, layout), filled[step:]), 1.0)
     weight = torch.empty(rows * channels, dtype=torch.bfloat16)
     norms = HeadNorms(weight[:channels], weight[:channels], None, None, 1e-6)
     for tokens in (512, 1):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.support.reference_attention import attention, rounding
 from kvbench.kernels import decode_attention as module
 from kvbench.kernels.decode_attention import Arrangement, decode_attention, decode_token, prepare_rows
-from kvbench.kernels.layout import place_rows
+from kvbench.kernels.layout import locate_rows
 from tests.support.ragged_rows import Case, make
 from tests.support.triton_device import DEVICE, needs_loops, on_device, sharing
 
@@ -89,7 +89,7 @@ def check_token(case: Case, filled: int, share: int | None, scale: float) -> Non
     keys, values = case.stored.keys.clone(), case.stored.values.clone()
     came = torch.tensor([filled], device=DEVICE)
     with sharing(share), on_device():
-        out = decode_token(*case[:3], place_rows(case.stored, came), scale)
+        out = decode_token(*case[:3], locate_rows(case.stored, came), scale)
     assert (out.shape, out.dtype, out.is_contiguous()) == (case.q.shape, dtype, True)
     for row, (start, length) in enumerate(zip(layout.offsets.tolist(), layout.counts, strict=True)):
         end = start + length + filled

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from kvbench.kernels.draw import draw_bits, draw_candidate, draw_codes, keep_top, mix_codes
+from kvbench.kernels.draw import draw_bits, draw_candidate, draw_codes, gumbel_softmax, keep_top
 from kvbench.kernels.philox import MIXTURE, draw_integers, make_exponential
 from tests.support.triton_device import as_program, needs_loops, needs_triton
 
@@ -41,24 +41,24 @@ def test_the_program_draws_the_same_codes(codes: int, tokens: int) -> None:
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("codes", "top_k", "cool_first"),
+    ("codes", "top_k", "temperature_first"),
     [(7, 1, True), (64, 5, True), (64, 90, False), (5000, 300, False), (16_500, 2000, True)],
 )
-def test_the_program_finds_the_likeliest(codes: int, top_k: int, cool_first: bool) -> None:
+def test_the_program_finds_the_likeliest(codes: int, top_k: int, temperature_first: bool) -> None:
     """Logits that are rounded to tenths have many ties, and a small temperature makes the last ones matter."""
     logits = (random(codes, 2, 1, codes) * 10).round() / 10
     logits[0] = -logits[0].abs()  # the threshold is negative
-    limits = 50.0, top_k, cool_first
+    limits = 50.0, top_k, temperature_first
     expected = draw_codes(logits, KEYS[:2], STEP, *limits)
     assert torch.equal(as_program(draw_codes)(logits, KEYS[:2], STEP, *limits), expected)
     kept = keep_top(logits, *limits).gather(-1, expected[..., None])
     assert kept.isfinite().all()
 
 
-def set_of_top_1(first: float, second: float, temperature: float, cool_first: bool) -> set[int]:
+def set_of_top_1(first: float, second: float, temperature: float, temperature_first: bool) -> set[int]:
     """Codes that the program and torch draw with top-k 1 from two logits and an unlikely one."""
     logits = torch.tensor([first, second, -1.0]).expand(3, 1, 3)
-    limits = temperature, 1, cool_first
+    limits = temperature, 1, temperature_first
     found = as_program(draw_codes)(logits, KEYS, STEP, *limits)
     assert torch.equal(found, draw_codes(logits, KEYS, STEP, *limits))
     return set(found.flatten().tolist())
@@ -66,13 +66,13 @@ def set_of_top_1(first: float, second: float, temperature: float, cool_first: bo
 
 @needs_triton
 def test_zeros_of_both_signs_are_ties_and_logits_that_a_temperature_makes_equal_if_it_comes_first() -> None:
-    assert set_of_top_1(0.0, -0.0, 1.0, cool_first=True) == {0, 1}
+    assert set_of_top_1(0.0, -0.0, 1.0, temperature_first=True) == {0, 1}
     steps = 1.5 + 2**-23 * torch.arange(64)
     place = int((steps / 1.5).diff().argmin())
     assert steps[place] / 1.5 == steps[place + 1] / 1.5
     pair = float(steps[place]), float(steps[place + 1])
-    assert set_of_top_1(*pair, 1.5, cool_first=True) == {0, 1}
-    assert set_of_top_1(*pair, 1.5, cool_first=False) == {1}
+    assert set_of_top_1(*pair, 1.5, temperature_first=True) == {0, 1}
+    assert set_of_top_1(*pair, 1.5, temperature_first=False) == {1}
 
 
 @needs_triton
@@ -114,8 +114,8 @@ def test_the_program_draws_the_same_bits(tokens: int, bits: int) -> None:
 def test_the_program_mixes_the_same_codes(codes: int, tokens: int) -> None:
     logits = forbid(random(codes, 3, tokens, codes))
     logits[1, 0, : codes // 2] = -math.inf  # a whole piece without a code
-    found = as_program(mix_codes)(logits, KEYS, STEP, 1.5, 0.2)
-    torch.testing.assert_close(found, mix_codes(logits, KEYS, STEP, 1.5, 0.2), atol=1e-6, rtol=1e-5)
+    found = as_program(gumbel_softmax)(logits, KEYS, STEP, 1.5, 0.2)
+    torch.testing.assert_close(found, gumbel_softmax(logits, KEYS, STEP, 1.5, 0.2), atol=1e-6, rtol=1e-5)
     gumbel = -make_exponential(draw_integers(KEYS, STEP, MIXTURE, tokens, codes)).double().log()
     exact = ((1.5 * logits.double() + gumbel) / 0.2).softmax(-1)
     torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=1e-4)

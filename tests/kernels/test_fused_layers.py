@@ -44,9 +44,9 @@ def test_linear(seed: int, rows: list[int], width: int, out: int, bias: bool, ge
 
 @given(st.integers(0, 2**20), st.integers(1, 20), st.integers(1, 90), st.integers(1, 90), st.integers(1, 90))
 @settings(max_examples=60, deadline=None)
-def test_wide_products_are_exact(seed: int, batch: int, rows: int, inner: int, columns: int) -> None:
+def test_onednn_products_are_exact(seed: int, batch: int, rows: int, inner: int, columns: int) -> None:
     first, second = random(seed, batch, rows, inner), random(seed + 1, batch, columns, inner).mT
-    with products.wide_products(products.MIN_MULTIPLICATIONS, CPU):
+    with products.onednn_products(products.MIN_MULTIPLICATIONS, CPU):
         found = first @ second
     close(
         found, first.double() @ second.double(), torch.float32, first.double().abs() @ second.double().abs()
@@ -57,11 +57,11 @@ def test_wide_products_are_exact(seed: int, batch: int, rows: int, inner: int, c
 def test_products_elsewhere_are_left_alone(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_is_exact", lambda: exact)
     before = products.MATMUL_SETTINGS.fp32_precision
-    with products.wide_products(products.MIN_MULTIPLICATIONS - 1, CPU):
+    with products.onednn_products(products.MIN_MULTIPLICATIONS - 1, CPU):
         assert products.MATMUL_SETTINGS.fp32_precision == before
 
     def fails() -> None:
-        with products.wide_products(products.MIN_MULTIPLICATIONS, CPU):
+        with products.onednn_products(products.MIN_MULTIPLICATIONS, CPU):
             assert (products.MATMUL_SETTINGS.fp32_precision == "bf16") == exact
             raise KeyError
 

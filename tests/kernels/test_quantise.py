@@ -195,7 +195,7 @@ def test_recorded_formats(number: int) -> None:
         assert torch.equal(codes.transpose(0, 1).long(), tensors["key_codes"])
     assert relative(decode(key_codes, case["key_bits"]), keys_read) < 1e-3
     value_codes = encode_tokens(values, case["value_bits"])
-    codes = unpack(value_codes.numbers, case["value_bits"]).transpose(0, 1).long()
+    codes = unpack(value_codes.data, case["value_bits"]).transpose(0, 1).long()
     assert (codes != tensors["value_codes"]).sum() <= 2  # here a scale is rounded before it is used
     layout = arrange_rows(torch.arange(tokens)[None], [tokens])
     plane = Plane(layout, case["key_bits"], 16, key_codes, Codes(values_read.half()), list_slots(layout)[1])
@@ -231,13 +231,13 @@ def test_any_vector_keeps_its_length_and_codes_know_directions_only(bits: int) -
     assert ((read.norm(dim=-1) - lengths).abs() <= 2**-10 * lengths).all()
     for factor in (0.25, 8.0):
         scaled, other = encode(factor * x[20:], bits)
-        assert torch.equal(scaled.numbers, codes.numbers[:, 20:])
+        assert torch.equal(scaled.data, codes.data[:, 20:])
         assert torch.equal(other, factor * read[20:])
     mirrored, _ = encode(-x, bits)
-    assert torch.equal(unpack(mirrored.numbers, bits), (1 << bits) - 1 - unpack(codes.numbers, bits))
+    assert torch.equal(unpack(mirrored.data, bits), (1 << bits) - 1 - unpack(codes.data, bits))
     twice, _ = encode(x[[0, 3, 3]], bits)
-    assert torch.equal(twice.numbers[:, 1], twice.numbers[:, 2])
-    assert torch.equal(twice.numbers, codes.numbers[:, [0, 3, 3]])
+    assert torch.equal(twice.data[:, 1], twice.data[:, 2])
+    assert torch.equal(twice.data, codes.data[:, [0, 3, 3]])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.support import reference_attention
 from kvbench.kernels.attention_states import merge_pair
 from kvbench.kernels.layout import arrange_rows
-from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane
+from kvbench.kernels.planes import Codes, Plane, list_slots, read_plane, to_complex32
 from kvbench.kernels.quantised_attention import quantised_attention
 from tests.kernels.test_quantise import hadamard, read_code
 from tests.support.triton_device import DEVICE, needs_loops, on_device, sharing
@@ -39,9 +39,9 @@ class Shape(NamedTuple):
 def read_numbers(codes: Codes, bits: int, channels: int) -> Tensor:
     """What is stored, float64 [stored, slots, D], a number at a time; vectors with a gain are rotated back."""
     if codes.affine is None and codes.codebook is None:
-        return codes.numbers.double().cpu()
-    stored, slots, _ = codes.numbers.shape
-    data, found = codes.numbers.tolist(), torch.zeros(stored, slots, channels, dtype=torch.float64)
+        return codes.data.double().cpu()
+    stored, slots, _ = codes.data.shape
+    data, found = codes.data.tolist(), torch.zeros(stored, slots, channels, dtype=torch.float64)
     entries = range(slots) if codes.entry is None else codes.entry.tolist()
     affine, codebook = (None if table is None else table.tolist() for table in (codes.affine, codes.codebook))
     for sequence in range(stored):
@@ -176,7 +176,7 @@ def test_a_plane_reads_back_what_every_code_stands_for(shape: Shape, seed: int) 
     for part, whole in zip(read_plane(plane, some), found, strict=True):
         assert torch.equal(part, whole[some])
     if plane.rotation is not None and sum(shape.held):
-        near, _ = read_plane(plane._replace(rotation=halve(plane.rotation)))
+        near, _ = read_plane(plane._replace(rotation=to_complex32(plane.rotation)))
         assert torch.allclose(near, found[0], atol=2**-10 * float(found[0].abs().max()))
 
 
@@ -200,7 +200,7 @@ def test_the_kernel_attends_to_a_plane(shape: Shape, half: bool, share: int | No
         found = quantised_attention(q, plane, SCALE)
     agrees(found, q, plane)
     if plane.rotation is not None and half:
-        small = plane._replace(rotation=halve(plane.rotation))
+        small = plane._replace(rotation=to_complex32(plane.rotation))
         assert small.rotation is not None
         assert small.rotation.dtype == torch.complex32
         with sharing(share), on_device():

@@ -18,7 +18,7 @@ from tests.support.triton_device import needs_loops, on_device, sharing
 
 tiles = pytest.importorskip("kvbench.kernels.triton.tiles")
 
-MEASURED = {
+TIMED_CAPABILITY = {
     ("attention", 100): "16x64x4x3 64x64x4x3 128x64x8x3",
     ("attention", 128): "16x64x4x3 64x64x4x3 128x64x8x3",
     ("attention", 256): "16x32x4x3 64x32x8x3 128x32x8x2",
@@ -81,7 +81,7 @@ def test_a_tile_agrees_with_double_precision(
 
 
 def test_tiles_of_an_h200_are_those_that_were_timed() -> None:
-    for (kernel, head_dim), cells in MEASURED.items():
+    for (kernel, head_dim), cells in TIMED_CAPABILITY.items():
         found = list(tiles.list_tiles(kernel, 16, head_dim, 90).values())
         assert found == [tiles.Tile.parse(cell) for cell in cells.split()]
 
@@ -106,7 +106,7 @@ def test_tiles_follow_queries_rows_and_channels(head_dim: int, queries: int, row
 def test_no_card_compiles_more_variants_than_an_h200() -> None:
     """Numbers of queries choose among the same rows of the table, lengths of rows among fewer numbers of keys."""
     for row, card in product(tiles.read_rows(), tiles.CARDS):
-        tile, most = (tiles.Tile.parse(row[str(name)]) for name in (card, tiles.MEASURED))
+        tile, most = (tiles.Tile.parse(row[str(name)]) for name in (card, tiles.TIMED_CAPABILITY))
         assert tile.queries <= most.queries
         assert 16 <= tile.keys <= most.keys
         assert 1 <= tile.stages <= most.with_keys(tile.keys).stages
@@ -126,6 +126,6 @@ def test_a_card_without_a_column_has_the_tiles_of_an_older_one(
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: device)
     found = tiles.find_capability.__wrapped__(torch.device("cuda:0"))
     assert found == 10 * major + minor
-    for kernel, head_dim in MEASURED:
+    for kernel, head_dim in TIMED_CAPABILITY:
         assert tiles.list_tiles(kernel, 16, head_dim, found) == tiles.list_tiles(kernel, 16, head_dim, card)
-    assert tiles.find_capability(torch.device("cpu")) == tiles.MEASURED
+    assert tiles.find_capability(torch.device("cpu")) == tiles.TIMED_CAPABILITY

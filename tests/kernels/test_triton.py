@@ -10,7 +10,7 @@ from tests.support.triton_device import DEVICE, needs_loops, sharing
 
 pytest.importorskip("triton")
 
-from kvbench.kernels.layout import place_rows
+from kvbench.kernels.layout import locate_rows
 from kvbench.kernels.triton.attention_mass import attention_mass_triton
 from kvbench.kernels.triton.decode_attention import decode_attention_triton
 from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
@@ -100,7 +100,7 @@ def test_large_scores_do_not_overflow() -> None:
         q=case.q * 20, k=case.k * 20, stored=case.stored._replace(keys=case.stored.keys * 20)
     )
     q, k, v, stored = case
-    rows = place_rows(stored, torch.tensor([0], device=DEVICE))
+    rows = locate_rows(stored, torch.tensor([0], device=DEVICE))
     for share in (1, 2):
         with sharing(share):
             assert all(torch.isfinite(part).all() for part in ragged_attention_triton(*case, 1.0))

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import PlacedRows
+from kvbench.kernels.layout import RowOffsets
 
 KERNEL = "kvbench.kernels.triton.decode_attention.decode_attention_triton"
 """Name of the kernel's launcher, for a patch."""
 
 
-def decode(q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float) -> Tensor:
+def decode(q: Tensor, k: Tensor, v: Tensor, rows: RowOffsets, scale: float) -> Tensor:
     """What `decode_attention_triton` computes."""
     channels = q.shape[3]
     place = torch.arange(len(rows.keys) // channels)

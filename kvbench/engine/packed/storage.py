@@ -32,7 +32,7 @@ from kvbench.engine.schedule import Schedule, StorageChange
 from kvbench.engine.storage import CacheBackend
 from kvbench.kernels.hadamard import list_levels
 from kvbench.kernels.layout import Past, empty_layout, fold_rows
-from kvbench.kernels.planes import Codes, Plane, halve, unrotate
+from kvbench.kernels.planes import Codes, Plane, to_complex32, unrotate
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
 from kvbench.methods.shared.base import Method
@@ -73,7 +73,7 @@ class PackedStorage(CacheBackend):
         self._source = torch.tensor(self._sources, device=device)[self._blocks.segment]
         self._rotation = self._read_rotation = rotation if storage.before_rotation else None
         if self._read_rotation is not None and device.type == "cuda" and dtype.itemsize == 2:
-            self._read_rotation = halve(self._read_rotation)
+            self._read_rotation = to_complex32(self._read_rotation)
         self._codebooks = codebooks or {}
         self._levels = {bits: list_levels(bits).to(device) for bits in ROTATED_BITS}
         self._forms = list_layer_formats(spec, method, packing, device)
@@ -122,7 +122,7 @@ class PackedStorage(CacheBackend):
         first = store.planes[0]
         if placed.waiting is not None:
             keys, values = (
-                torch.cat((old.numbers, new.numbers), 1)
+                torch.cat((old.data, new.data), 1)
                 .index_select(1, placed.waiting)
                 .unflatten(1, (self._rows, due.stop - due.start))
                 for old, new in zip((first.keys, first.values), current, strict=True)
@@ -231,7 +231,7 @@ class PackedStorage(CacheBackend):
         The output stays float32 until the last plane, so that it is rounded once.
         """
         scale, (first, *others) = self._spec.logit_scale, store.planes
-        past = Past(first.keys.numbers, first.values.numbers, first.layout)
+        past = Past(first.keys.data, first.values.data, first.layout)
         coded = [plane for plane in others if plane.layout.total]
         dtype = torch.float32 if coded else q.dtype
         out, lse = ragged_attention(q, k, v, past, scale, causal=causal, dtype=dtype)
@@ -281,7 +281,7 @@ class PackedStorage(CacheBackend):
             return codes._replace(codebook=table)
         head, sources = plane_rows.rows % self._spec.heads, count_sources(self._spec)
         entry = head * sources + self._source[plane_rows.positions]
-        return Codes(codes.numbers, **name_table(table.flatten(0, 1), fmt.bits), entry=entry.int())
+        return Codes(codes.data, **name_table(table.flatten(0, 1), fmt.bits), entry=entry.int())
 
     def _find_table(self, layer: int, name: str, fmt: NumberFormat) -> Tensor | None:
         """Return the static table of keys or values: the layer's codebooks, levels of rotated vectors, or None."""
@@ -303,7 +303,7 @@ class PackedStorage(CacheBackend):
 
     def _cut(self, store: PackedStore) -> Iterator[range]:
         """Yield ranges of sequences to decode together, none with both owners and readers of shared tokens."""
-        unit = min(len(plane.keys.numbers) for plane in store.planes)
+        unit = min(len(plane.keys.data) for plane in store.planes)
         some = max(1, min(unit, PIECE_BYTES // max(1, self._count_read(store))))
         for base in range(0, self._batch, unit):
             for start in range(base, base + unit, some):
@@ -328,7 +328,7 @@ def _follow(fmt: NumberFormat, old: Codes, new: Codes | None, move: PlaneMove) -
         stored: Tensor | None = getattr(old, name)
         return None if stored is None else _gather(stored, getattr(new, name, None), index)
 
-    codes = _gather(old.numbers, None if new is None else new.numbers, move.slots)
+    codes = _gather(old.data, None if new is None else new.data, move.slots)
     scales = {"token": move.slots, "block": move.entries, None: None}[fmt.codec.scales]
     affine = None if scales is None else follow("affine", scales)
     return Codes(codes, affine, gain=follow("gain", move.slots))

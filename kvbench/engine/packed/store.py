@@ -39,7 +39,7 @@ class PackedStore(LayerState):
     def past(self) -> Past:
         """All keys and values, decoded, [batch, slots, D]; cached until the layer is stored again."""
         if self.decoded is None:
-            self.decoded = self.read(range(len(self.planes[0].keys.numbers)))
+            self.decoded = self.read(range(len(self.planes[0].keys.data)))
         return self.decoded
 
     @property
@@ -56,7 +56,7 @@ class PackedStore(LayerState):
     def bytes(self) -> int:
         """Bytes of codes, scales and gains of all sequences, without static codebooks."""
         return sum(
-            codes.numbers.nbytes
+            codes.data.nbytes
             + (0 if codes.affine is None or side.codec.scales is None else codes.affine.nbytes)
             + (0 if codes.gain is None else codes.gain.nbytes)
             for fmt, plane in zip(self.formats, self.planes, strict=True)
@@ -66,7 +66,7 @@ class PackedStore(LayerState):
     @property
     def slot_bytes(self) -> int:
         """Bytes of one pending token's key and value, of all sequences."""
-        batch, _, channels = self.planes[0].keys.numbers.shape
+        batch, _, channels = self.planes[0].keys.data.shape
         return 2 * batch * channels * self.dtype.itemsize
 
     def count_sequence_bytes(self, heads: int, branches: int) -> list[int]:
@@ -76,7 +76,7 @@ class PackedStore(LayerState):
             heads: KV heads of the layer.
             branches: sequences that share tokens stored once.
         """
-        channels = self.planes[0].keys.numbers.shape[-1]
+        channels = self.planes[0].keys.data.shape[-1]
         return count_rows(count_row_bytes(self.formats, self.placement, channels, branches), heads)
 
     def count_read_bytes(self, heads: int) -> list[int]:
@@ -84,7 +84,7 @@ class PackedStore(LayerState):
 
         Every sequence reads shared tokens. Shaped like `count_sequence_bytes`.
         """
-        channels = self.planes[0].keys.numbers.shape[-1]
+        channels = self.planes[0].keys.data.shape[-1]
         rotates = any(plane.rotation is not None for plane in self.planes)
         return count_rows(count_row_bytes(self.formats, self.placement, channels, rotates=rotates), heads)
 
@@ -93,12 +93,12 @@ class PackedStore(LayerState):
 
         The sequences either all store shared tokens or all read them.
         """
-        first = self.planes[0].keys.numbers
+        first = self.planes[0].keys.data
         shape = (len(sequences), self.layout.total, first.shape[-1])
         keys, values = (first.new_empty(shape, dtype=self.dtype) for _ in range(2))
         for plane_rows, plane in zip(self.placement.planes, self.planes, strict=True):
             if plane_rows.layout.total:
-                start = sequences.start % len(plane.keys.numbers)
+                start = sequences.start % len(plane.keys.data)
                 parts = read_plane(plane, slice(start, start + len(sequences)))
                 for out, part in zip((keys, values), parts, strict=True):
                     out.index_copy_(1, plane_rows.slots, part.to(self.dtype))

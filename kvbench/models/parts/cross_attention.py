@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.kernels.linear import linear
-from kvbench.kernels.products import wide_products
+from kvbench.kernels.products import onednn_products
 
 
 class TextKeys(NamedTuple):
@@ -60,7 +60,7 @@ class CrossAttention(nn.Module):
         keys = text.keys * text.keys.shape[-1] ** -0.5
         query_weight = self.mat_q.weight.unflatten(0, (self.heads, -1))  # [H, D, width]
         output_weight = self.proj.weight.T.unflatten(0, (self.heads, -1))
-        with wide_products(keys.numel() * len(self.v_bias), keys.device):
+        with onednn_products(keys.numel() * len(self.v_bias), keys.device):
             # The probabilities of a head sum to 1, so each word of each head can contain the head's share of the bias.
             values = torch.einsum("bhwd,hdc->bhwc", text.values, output_weight) + self.proj.bias / self.heads
             bias = keys @ self.mat_q.bias.view(self.heads, -1, 1) + text.absent.mT
@@ -74,7 +74,7 @@ class CrossAttention(nn.Module):
         """
         training = torch.is_grad_enabled()
         if isinstance(text, AbsorbedText):
-            with wide_products(h.numel() * text.keys.shape[1], h.device):
+            with onednn_products(h.numel() * text.keys.shape[1], h.device):
                 scores = torch.baddbmm(text.bias, text.keys, h.mT)
                 weights = scores.unflatten(1, (self.heads, -1)).softmax(2).flatten(1, 2)
                 return torch.baddbmm(x, weights.mT, text.values, out=None if training else x)

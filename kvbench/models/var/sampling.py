@@ -94,7 +94,7 @@ def gumbel_softmax(logits: Tensor, progress: float, noise: Noise) -> Tensor:
     if not isinstance(noise, CounterNoise):
         gumbel = -_exponential(logits, noise).log()
         return (((1 + progress) * logits + gumbel) / temperature).softmax(-1)
-    mixture = counted.mix_codes(logits, noise.keys, noise.step, 1 + progress, temperature)
+    mixture = counted.gumbel_softmax(logits, noise.keys, noise.step, 1 + progress, temperature)
     noise.advance()
     return mixture
 
