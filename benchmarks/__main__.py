@@ -1,7 +1,7 @@
 """Command line of the benchmarks: `python -m benchmarks <name> [options]`.
 
 Every file of this folder is a program of the same name: it declares its options in `OPTIONS` and runs in `main`. The
-programs need no installation, only a checkout as the working directory, and no Hydra but for those that call the
+programs need no installation, only a checkout as the working directory, and no Hydra, except those that call the
 command line or the tests (`startup`, `mutations`).
 """
 
@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="python -m benchmarks <name> --help describes a program.",
     )
     overview.add_argument("name", choices=PROGRAMS, metavar="name", help=", ".join(PROGRAMS))
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    name = overview.parse_args(words[:1]).name
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    name = overview.parse_args(args[:1]).name
     program = importlib.import_module(f"benchmarks.{name}")
     parser = argparse.ArgumentParser(
         prog=f"{overview.prog} {name}",
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser, program.OPTIONS)
-    options = parser.parse_args(words[1:])
+    options = parser.parse_args(args[1:])
     if getattr(options, "threads", None) is not None:
         torch.set_num_threads(options.threads)
     keep_freed_memory()

@@ -3,7 +3,7 @@
 No GPU is needed: kernels are compiled ahead of time for the A100 (80), RTX 30 and A10 (86), RTX 40 and L40S (89),
 H100/H200 (90), B200 (100) and RTX 50 (120). The exit status is 1 if a kernel exceeds the shared memory or spills more
 than 64 bytes of registers, or 256 with more than 128 channels; attention in float32, which no default run on a GPU
-computes, may spill. `--models` adds what else default runs of models launch, and all low-bit storage.
+computes, may spill. `--models` adds the variants that default runs of models launch, and all low-bit storage.
 python -m benchmarks compiled [--only attention] [--arch 90 80] [--models infinity_2b qwen3_4b] [--summary]
 """
 
@@ -71,7 +71,7 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
 
 
 def read_resources(cubin: bytes) -> str:
-    """Return the registers and stack of a program, from the disassembler of Triton."""
+    """Return the registers and stack bytes of a compiled kernel, as printed by Triton's disassembler."""
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -105,7 +105,7 @@ def _number(pattern: str, text: str) -> int:
 OPTIONS = {
     "only": Option("", "kernels whose name contains this"),
     "arch": Option([90, 80], "compute capabilities", choices=SHARED),
-    "models": Option([], "models of conf/model, or all"),
+    "models": Option([], "models of conf/model, or `all`"),
     "summary": Option(False, "end with a line of Markdown for each capability"),
 }
 
@@ -143,7 +143,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def limit_spills(variant: Variant) -> float:
-    """Return the most bytes of registers that a variant may spill."""
+    """Return the maximum bytes of registers that a variant may spill."""
     if variant.signature.get("q") == "*fp32":
         return inf
     return 64 if variant.constants.get("HEAD_DIM", 0) <= 128 else 256
@@ -154,5 +154,5 @@ def summarise(arch: int, found: list[tuple[int, Variant, int]]) -> str:
     spilled, worst, _ = max(found, key=itemgetter(0))
     sizes = (worst.constants.get(name) for name in ("HEAD_DIM", "BLOCK_M", "BLOCK_N"))
     where = ", `{}`, {} channels, tiles of {} x {}".format(worst.name, *sizes) if spilled else ""
-    spilling, largest = sum(one[0] > 0 for one in found), max(one[2] for one in found)
+    spilling, largest = sum(row[0] > 0 for row in found), max(row[2] for row in found)
     return f"| {arch} | {len(found)} | {largest} | {SHARED[arch]} | {spilling} | {spilled}{where} |"

@@ -1,4 +1,4 @@
-"""Time per image of every method, and of a plain loop that follows Infinity's official program (`plain_loop.py`).
+"""Time per image of every method, and of a plain loop that follows Infinity's official code (`plain_loop.py`).
 
 All runs share weights, noise and process, and take turns:
 python -m benchmarks engine [--methods heatkv,h2o] [--budget 0.1] [--batch 8] [--repeats 9] [--threads 2]
@@ -34,7 +34,7 @@ def cache_of(name: str, model: Model, budget: str, device: str, stored: str | No
 
 
 def open_caches(model: Model, options: argparse.Namespace) -> dict[str, KVCache]:
-    """Open the caches of the named methods by their labels, or of all methods that fit; say why others do not.
+    """Open the caches of the named methods by their labels, or of all methods that fit; print why others do not.
 
     Raises:
         ValueError: a named method does not fit the model, the budget or the storage.
@@ -57,7 +57,7 @@ def open_caches(model: Model, options: argparse.Namespace) -> dict[str, KVCache]
 
 
 def generate(model: Model, cache: Cache, prompts: Sequence[str]) -> Tensor:
-    """Generate a batch of images with the device's usual noise, then empty the cache: the plain one stores all keys."""
+    """Generate a batch of images with the device's default noise, then empty the cache, which may hold all keys."""
     try:
         kind = resolve_noise("auto", str(model._device))
         return model.generate(prompts, cache, make_noise(kind, 0, range(len(prompts)), model._device))

@@ -1,10 +1,10 @@
-"""Check of this machine's GPU in ten minutes: correct numbers, freed memory, speed.
+"""Check of this machine's GPU in ten minutes: correct results, freed memory, speed.
 
 python -m benchmarks gpu_check                        all steps, a line each, and gpu-check.json for an issue
 python -m benchmarks gpu_check --only kernels graphs  some steps
 python -m benchmarks gpu_check --mode interpreted     a rehearsal on a CPU: small shapes, kernels interpreted
 
-Each step runs in a separate process with a time limit; the others run even if it fails. Without a GPU the check is a
+Each step runs in a separate process with a time limit; other steps run even if it fails. Without a GPU the check is a
 rehearsal, which only shows that the check itself runs. The exit status is 1 if a step failed.
 """
 
@@ -63,11 +63,11 @@ class Step:
 STEPS = {
     step.name: step
     for step in (
-        Step("machine", "versions, the card, every kernel compiled for its limits", 120, interprets=False),
+        Step("machine", "versions, the GPU, every kernel compiled for its limits", 120, interprets=False),
         Step("kernels", "kernels against double precision, a graph", 120),
         Step("models", "embedded models against the CPU, in float32 and 16 bits", 180),
         Step("graphs", "graphs on and off, out of memory", 60),
-        Step("cards", "two cards: the same bytes, two workers, tensor parallelism", 90),
+        Step("cards", "two GPUs: equal bytes, two workers, tensor parallelism", 90),
         Step("infinity", "Infinity-2B by random weights: time, idle time, memory, shares", 200),
         Step("llamagen", "LlamaGen-XL by random weights: tokens per second, noise", 120),
         Step("paths", "attention paths measured", 300),
@@ -121,8 +121,8 @@ def conduct(step: Step, mode: str, left: float) -> dict[str, Any]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "cases.json")
-        words = ["-m", "benchmarks", "gpu_check", "--step", step.name, "--mode", mode, "--out", str(file)]
-        error, output = call([sys.executable, *words], choose_environment(step, mode), limit)
+        args = ["-m", "benchmarks", "gpu_check", "--step", step.name, "--mode", mode, "--out", str(file)]
+        error, output = call([sys.executable, *args], choose_environment(step, mode), limit)
         cases = json.loads(file.read_text()) if file.is_file() else []
     state, reason = judge(cases, error)
     seconds = round(time.monotonic() - started, 1)

@@ -1,15 +1,15 @@
 """Counts of Triton kernels, torch operations, copies and host synchronisations in a generation.
 
 No GPU is needed: whole generations run on tensors without data (`fake_gpu.py`). Counted are the operations of torch
-that write on the device; a library may launch several kernels for one of them. The host waits when it reads a number
+that write on the device; a library may launch several kernels for one of them. The host waits when it reads a scalar
 and during copies that are not asynchronous. Reads of methods that look at data, one per layer and scale, are replaced
-here and not counted. With `--repeated`, CUDA graphs repeat the scales, as from the third batch on, and what is left for
-the host is counted; a method whose scales are not recorded has no replays.
+here and not counted. With `--repeated`, CUDA graphs repeat the scales, as from the third batch on, and the host's other
+launches are counted; a method whose scales are not recorded has no replays.
 
-For a next-token model, the program counts one token in the middle of a segment, sampling included, and the last layer
-alone: once with Triton kernels for norms, rotation and gate, once with torch's operations instead. Then it counts
-what Python launches in a whole generation after the first, with one recording of a step that is repeated, and step by
-step. A repetition is one launch.
+For a next-token model, the benchmark counts one token in the middle of a segment, sampling included, and its last layer
+alone: once with torch's operations for norms, rotation and gate, once with Triton kernels. Then it counts what Python
+launches in a whole generation after the first, with one recorded step that is repeated, and step by step. A repetition
+is one launch.
 
 python -m benchmarks launches [--model infinity_2b] [--batch 8] [--method heatkv --budget 0.1] [--names 12]
 python -m benchmarks launches --model qwen3_8b --budget 1 model.max_tokens=512
@@ -42,7 +42,7 @@ CASES = (("full", "1"), ("heatkv", "0.1"), ("heatkv", "0.04"), ("snapkv", "0.1")
 
 
 class Watch(DeviceWatch):
-    """Counts operations that write on the device, those that the host waits for, and bytes written by copies."""
+    """Counter of operations that write on the device, of those the host waits for, and of bytes that copies write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Watch(DeviceWatch):
         self.copied = 0
 
     def note_read(self, number: Tensor) -> None:
-        """Count a wait of the host for a number of the device."""
+        """Count a device-to-host read of a scalar."""
         self.waits["_local_scalar_dense"] += number.is_cuda
 
     def note_operation(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
@@ -69,7 +69,7 @@ class Watch(DeviceWatch):
 
 
 OPTIONS = {
-    "noise": Option("counter", "kind of noise; `stream` is drawn by the CPU", choices=get_args(Kind)),
+    "noise": Option("counter", "kind of noise; `stream` is generated on the CPU", choices=get_args(Kind)),
     "model": "infinity_2b", "batch": 8, "method": None, "budget": "0.1", **OVERRIDES,
     "repeated": Option(False, "count a generation whose scales CUDA graphs repeat"),
     "names": Option(0, "number of operations of each method that are listed"),
@@ -146,13 +146,13 @@ def count_recorded(options: argparse.Namespace, token: int) -> None:
 
 
 Counts = dict[str, Counter[str]]
-"""Counts by name of Triton kernels, torch operations and waits of the host."""
+"""Counts by name, for each of `Triton` kernels, `torch` operations and `waits` of the host."""
 DECODER_CALLS = 4
 """Calls of the decoder in a generation: the prompt, then tokens of one segment. The last call is counted."""
 
 
 class StopGeneration(Exception):
-    """Ends a generation after the last counted call."""
+    """Signal that ends a generation after the last counted call."""
 
 
 def count_token(model: Model, method: Method, options: argparse.Namespace) -> tuple[Counts, Counts]:

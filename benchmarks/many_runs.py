@@ -1,8 +1,8 @@
 """Processor time and memory of `task=dashboard` and `task=report` for a folder of many generated runs.
 
 python -m benchmarks many_runs [2600] [--prompts 256] [--folder /tmp/many]
-Writes the runs if the folder has none (1.1 GB for 2600), then starts each task twice in a process of its own: the
-second one finds what the first one kept. Runs differ in model, method, budget and seed; their numbers are random.
+Writes the runs if the folder has none (1.1 GB for 2600), then starts each task twice, each time in a new process:
+the second finds what the first cached. Runs differ in model, method, budget and seed; their values are random.
 """
 
 import argparse
@@ -35,14 +35,14 @@ METHODS = (
 BUDGETS = (0.02, 0.04, 0.05, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5)
 TASKS = ("dashboard", "report")
 TOKENS = 9288
-"""Tokens of a full cache in the written records."""
+"""Full-cache tokens per sequence in all records."""
 EVALUATORS: Mapping[str, Mapping[str, MetricSpec]] = {
     "psnr-uint8": {"psnr": MetricSpec("higher", "dB", 2)},
     "ssim-gaussian11": {"ssim": MetricSpec("higher"), "ssim_tm": MetricSpec("higher", detail=True)},
     "lpips_scenes-unit": {"lpips_scenes": MetricSpec("lower")},
     "geneval-scenes": {"geneval[scenes]": MetricSpec("higher", digits=3)},
 }
-"""Specifications of metrics by the stem of their files."""
+"""Specifications of metrics by name, by the stem of their evaluator's file."""
 
 
 def main(options: argparse.Namespace) -> None:
@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> None:
         for task, turn in product(TASKS, ("first", "again")):
             cost = measure(ROOT / "run.py", (f"task={task}", f"runs_dir={folder.resolve()}"))
             if cost.status:
-                raise ValueError(f"task={task} failed; call it with runs_dir={folder} to see why")
+                raise ValueError(f"task={task} failed; run it with runs_dir={folder} to see its error")
             table.add(f"{task}, {turn}", cost.processor, cost.mebibytes)
 
 
@@ -124,7 +124,7 @@ def make_run(model: str, method: str, budget: float, seed: int, prompts: int) ->
 
 
 def make_config(model: str, method: str, budget: float, seed: int, prompts: int) -> dict[str, object]:
-    """Return a configuration about as long as a real one."""
+    """Return a configuration about as long as a real run's."""
     return {
         "task": "run", "budget": budget, "sinks": 1, "seed": seed, "batch_size": 8, "device": "cpu",
         "cache_dtype": "auto",
@@ -151,23 +151,23 @@ def draw_values(budget: float, number: int, prompts: int) -> dict[str, np.ndarra
 
 
 def write_run(folder: Path, run: Results, prompts: int) -> None:
-    """Write the records of a run, as many bytes as a real one without its images."""
-    place = folder / run.model / run.run
-    (place / "metrics").mkdir(parents=True)
-    (place / "status").write_text("done\n")
+    """Write the records of a run, about as many bytes as a real run's without its images."""
+    run_folder = folder / run.model / run.run
+    (run_folder / "metrics").mkdir(parents=True)
+    (run_folder / "status").write_text("done\n")
     seed = int(str(run.setting("seed")))
     lines = [json.dumps(_make_record(index, seed, run)) + "\n" for index in range(prompts)]
-    (place / "samples.jsonl").write_text("".join(lines))
+    (run_folder / "samples.jsonl").write_text("".join(lines))
     values = draw_values(run.memory.budget, int(run.run.rpartition("-")[2]), prompts)
     for stem, specs in EVALUATORS.items():
         rows = [
             {"index": index, **{name: float(values[name][index]) for name in specs}}
             for index in range(prompts)
         ]
-        (place / "metrics" / f"{stem}.samples.jsonl").write_text(
+        (run_folder / "metrics" / f"{stem}.samples.jsonl").write_text(
             "".join(json.dumps(row) + "\n" for row in rows)
         )
-    (place / FILE).write_text(run.to_json())
+    (run_folder / FILE).write_text(run.to_json())
 
 
 def _make_record(index: int, seed: int, run: Results) -> dict[str, object]:

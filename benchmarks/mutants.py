@@ -2,9 +2,9 @@
 
 python -m benchmarks mutants [--rooms core report] [--seed 0] [--count 30] [--out FILE] [--again FILE]
 A room is a folder of `kvbench`, or `eval`, `kernels`, `benchmarks`. Each mutant changes one token of a line in a copy
-of the checkout. pytest runs the fast tests of the file's name, then the fast tests of the room, and stops at the first
+of the checkout. pytest runs fast tests in files named after its file, then fast tests of the room, to the first
 failure. A mutant is `killed`, `hangs` (which counts as killed), `lives`, or is `gone` if `--again` names a line that no
-file has now. Some that live change nothing that anyone could see, and tests of other rooms may kill what lives in its
+file has now. Some mutants that live change no behaviour, and tests of other rooms may kill mutants that live in their
 own.
 """
 
@@ -29,11 +29,11 @@ from benchmarks.support.build import ROOT
 
 OPTIONS = {
     "rooms": Option([""], "rooms by name; all by default"),
-    "seed": Option(0, "of the draw of mutants"),
+    "seed": Option(0, "seed of the sample of mutants"),
     "per_thousand": Option(4.0, "mutants of a room per 1000 lines of its code"),
-    "most": Option(40, "most mutants of a room"),
-    "count": Option(0, "mutants of all rooms together, drawn among these; 0 for all"),
-    "out": Option(None, "CSV of the mutants and their results; one that exists is continued"),
+    "most": Option(40, "maximum mutants of a room"),
+    "count": Option(0, "mutants of all rooms together, sampled from these; 0 for all"),
+    "out": Option(None, "CSV of the mutants and their results; an existing file is continued"),
     "again": Option(None, "CSV of an earlier run, whose mutants are tried again by the text of their lines"),
     "timeout": Option(300, "seconds after which tests are stopped"),
 }
@@ -52,7 +52,7 @@ class Mutant:
     Attributes:
         file: path within the checkout.
         line: text of the right line.
-        copy: number of that line among equal lines of the file, from 0.
+        copy: index of that line among equal lines of the file, from 0.
         put: text of the wrong line.
     """
 
@@ -68,16 +68,16 @@ class Mutant:
         return parts[0] if parts[0] in TREES else parts[1] if len(parts) > 2 else "kvbench"
 
     def apply(self, content: str) -> str | None:
-        """Return the file's content with the wrong line; None if the right one is not there."""
+        """Return the file's content with the wrong line; None if it lacks the right line."""
         lines = content.split("\n")
-        places = [number for number, line in enumerate(lines) if line == self.line]
-        if len(places) <= self.copy:
+        equal = [index for index, line in enumerate(lines) if line == self.line]
+        if len(equal) <= self.copy:
             return None
-        lines[places[self.copy]] = self.put
+        lines[equal[self.copy]] = self.put
         return "\n".join(lines)
 
     def list_tests(self, root: Path) -> list[Path]:
-        """Return the tests that a mutant meets: the files of its file's name, then the folder of its room."""
+        """Return the tests of a mutant: files named after its file, then the test folder of its room."""
         folder = root / "tests" / ("" if self.room == "kvbench" else self.room)
         if not folder.is_dir():
             return []
@@ -128,7 +128,7 @@ def _list_edits(content: str) -> Iterator[tuple[int, int, int, str]]:
 
 
 def draw_mutants(root: Path, seed: int, per_thousand: float, most: int) -> list[Mutant]:
-    """Return the mutants of each room, the same for the same code and seed."""
+    """Sample the mutants of each room by the seed; equal code and seed give equal mutants."""
     rooms: dict[str, list[Path]] = {}
     for tree in ("kvbench", *TREES):
         for file in sorted((root / tree).rglob("*.py")):
@@ -144,7 +144,7 @@ def draw_mutants(root: Path, seed: int, per_thousand: float, most: int) -> list[
 
 
 def find_line(root: Path, mutant: Mutant) -> Mutant:
-    """Return the mutant; if its file has lost its line and exactly one other file has it, in that file."""
+    """Return the mutant, moved to the only other file with its line if its own file has lost it."""
     path = root / mutant.file
     if path.is_file() and mutant.apply(path.read_text(encoding="utf-8")) is not None:
         return mutant
@@ -171,7 +171,7 @@ def try_mutant(trial: Trial, copy: Path, mutant: Mutant) -> str:
 
 
 def read_results(path: Path) -> dict[Mutant, str]:
-    """Return the results of a CSV file by mutant, in its order; none if there is no file."""
+    """Return the results of a CSV file by mutant, in its order; empty if there is no file."""
     if not path.is_file():
         return {}
     with path.open(newline="", encoding="utf-8") as file:

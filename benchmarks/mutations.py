@@ -1,9 +1,9 @@
-"""Wrong lines that tests must notice: changes one line of a copy at a time and runs the tests that should fail.
+"""Wrong lines that tests must notice: changes one line of a copied checkout at a time and runs the tests of its part.
 
 python -m benchmarks mutations [--only critical quest] [--folder FOLDER]
 `benchmarks/support/mutations.yaml` lists the lines and, for each, the fast tests of its part. A line is `killed` if a
-test fails that passes without it, `lives` if all pass, `hangs` if tests do not end, and `broken` if they do not start
-or fail without it too. The exit status is 1 unless all are killed.
+test fails that passes on the right code, `lives` if all pass, `hangs` if tests do not end, and `broken` if they do not
+start or fail on the right code too. The exit status is 1 unless all are killed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.support.arguments import Option
 from benchmarks.support.build import ROOT
 
 OPTIONS = {
-    "only": Option([""], "words of a path or of a note; only these lines are changed"),
+    "only": Option([""], "parts of a path or note; only matching lines are changed"),
     "folder": Option(None, "new folder for the copy; a temporary one by default"),
     "timeout": Option(900, "seconds after which tests are stopped"),
 }
@@ -46,10 +46,10 @@ class Mutation:
 
     Attributes:
         file: path within the checkout.
-        find: text of the file, which occurs once.
-        put: wrong text in its place.
+        find: right text, which occurs in the file exactly once.
+        put: wrong text that replaces it.
         note: what is wrong.
-        tests: arguments of pytest that select the tests of its part.
+        tests: arguments of pytest that select the tests of the file's part.
     """
 
     file: str
@@ -59,10 +59,10 @@ class Mutation:
     tests: tuple[str, ...]
 
     def apply(self, content: str) -> str:
-        """Return the file's content with the wrong text.
+        """Return `content` with `put` for `find`.
 
         Raises:
-            ValueError: the right text does not occur once.
+            ValueError: `find` does not occur exactly once.
         """
         if (count := content.count(self.find)) != 1:
             raise ValueError(f"{LIST.name}: {self.file} has {self.find!r} {count} times; it must occur once")
@@ -80,7 +80,7 @@ def read_mutations() -> list[Mutation]:
 
 
 def copy_checkout(copy: Path) -> None:
-    """Copy the files that git knows or would add."""
+    """Copy the checkout's files that git tracks or would add into a folder."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
@@ -90,17 +90,17 @@ def copy_checkout(copy: Path) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print a row per line; return 1 unless all are killed.
+    """Print a row per wrong line; return 1 unless all are killed.
 
     Raises:
-        ValueError: no line is chosen, or one is not in its file.
+        ValueError: no line is chosen, or a right line is not in its file exactly once.
     """
     every = read_mutations()
-    chosen = [one for one in every if any(word in f"{one.file} {one.note}" for word in options.only)]
+    chosen = [line for line in every if any(part in f"{line.file} {line.note}" for part in options.only)]
     if not chosen:
         raise ValueError(f"--only {' '.join(options.only)}: matches no file or note of {LIST.name}")
-    for one in chosen:
-        one.apply((ROOT / one.file).read_text(encoding="utf-8"))
+    for mutation in chosen:
+        mutation.apply((ROOT / mutation.file).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(options.folder or folder) / "checkout"
         copy_checkout(copy)
@@ -111,19 +111,19 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _report(copy: Path, mutations: Sequence[Mutation], timeout: float) -> Iterator[str]:
-    """Print and yield the result of each line."""
+    """Print and yield the result of each wrong line."""
     trial = Trial(copy, timeout)
-    for one in mutations:
+    for line in mutations:
         started = time.monotonic()
-        content = (copy / one.file).read_text(encoding="utf-8")
-        result, test = trial.try_content(copy / one.file, one.apply(content), one.tests)
+        content = (copy / line.file).read_text(encoding="utf-8")
+        result, test = trial.try_content(copy / line.file, line.apply(content), line.tests)
         seconds = time.monotonic() - started
-        print(f"{result:7}{seconds:5.0f} s  {one.file}: {one.note}{test and f'  [{test}]'}", flush=True)
+        print(f"{result:7}{seconds:5.0f} s  {line.file}: {line.note}{test and f'  [{test}]'}", flush=True)
         yield result
 
 
 class Trial:
-    """Runs tests of a copy of the checkout on wrong contents of its files.
+    """Runner of tests of a copied checkout with wrong contents of its files.
 
     Args:
         copy: folder of the copy.
@@ -183,8 +183,8 @@ def _run_pytest(copy: Path, tests: Sequence[str], output: int) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
         del sys.modules[name]
     os.chdir(copy)
-    sys.path[:] = [str(copy), *(place for place in sys.path if place not in ("", str(ROOT)))]
-    # Byte code of a line would outlive it: its file may have the same size and time as the next one.
+    sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    # Byte code would outlive its wrong line: the next file may have the same size and time.
     sys.dont_write_bytecode = True
     pytest = importlib.import_module("pytest")
     sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]))

@@ -2,7 +2,7 @@
 
 Methods that both models' tables have at a budget count; of a method that several tables of a model have, the first row
 is read. A model is named after its tables' folder. The last rows are the rank correlation at each budget, of all
-methods and of those that are ahead of `random` in the first model's tables: bad methods are often bad on both models.
+methods and of methods ahead of `random` in the first model's tables: bad methods are often bad on both models.
 
 python -m benchmarks orders --first docs/results/data/infinity_tiny/every_method.csv [MORE ...]
   --second docs/results/data/infinity_emoji/methods.csv [--metric psnr] [--csv FILE]
@@ -25,22 +25,22 @@ OPTIONS = {
     "first": Option(
         [], "CSV files of one model's tables, with columns method, budget and the metric", type=str
     ),
-    "second": Option([], "the same of another model", type=str),
-    "metric": Option("psnr", "metric of which more is better"),
+    "second": Option([], "CSV files of another model's tables, likewise", type=str),
+    "metric": Option("psnr", "metric whose larger values are better"),
     "csv": Option("", "file for the table"),
 }
 LAST = "rank correlation"
 AHEAD = "the same, of those ahead of `random` on the first"
 BASELINE = "random"
 Means = dict[tuple[str, str], float]
-"""Means of a metric by budget and method."""
+"""Means of a metric by (budget, method)."""
 
 
 def main(options: argparse.Namespace) -> None:
     """Print a row per method.
 
     Raises:
-        ValueError: the tables have no two methods at one budget in common.
+        ValueError: the tables share fewer than two methods at a budget, or are of one model.
     """
     paths = [[Path(path) for path in side] for side in (options.first, options.second)]
     first, second = (read_means(side, options.metric) for side in paths)
@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def read_means(paths: Sequence[Path], metric: str) -> Means:
-    """Return the means of a metric of which more is better; full caches and methods without a value are left out."""
+    """Return the means of a higher-is-better metric, without full caches and methods that lack a value."""
     means: Means = {}
     for row in (row for path in paths for row in read_table(path)):
         cell = row.get(f"{metric} ↑", "")
@@ -82,7 +82,7 @@ def read_means(paths: Sequence[Path], metric: str) -> Means:
 
 
 def correlate(first: Sequence[float], second: Sequence[float]) -> str:
-    """Return Spearman's rank correlation of two lists as text with two decimals."""
+    """Return Spearman's rank correlation of two lists as a string with two decimals."""
     return f"{spearmanr(first, second).statistic:.2f}"
 
 

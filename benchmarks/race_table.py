@@ -1,6 +1,6 @@
-"""Table of finished races of `task=choose` beside full tables: who was left, after how many prompts, and at what cost.
+"""Table of finished races of `task=choose` beside full tables: methods left, after how many prompts, and at what cost.
 
-`left` are the methods left at the end, the leader first. `of the grid` is the share of all samples that were drawn; the
+`left` are the methods left at the end, the leader first. `of the grid` is the share of all samples that were generated;
 prompts of calibrations count, in the grid too. `first of all` is the best method of the full tables in `--tables` that
 started in the race, with its mean; a row of a table counts if it is at the race's metric and budget. Tables of
 differences or of other prompts are not for `--tables`.
@@ -26,7 +26,7 @@ OPTIONS = {
     "csv": Option("", "file for the table"),
 }
 ROUNDING = 0.011
-"""Largest difference of a mean between tables: they print two digits."""
+"""Maximum difference of a mean between tables, which print two decimals."""
 COLUMNS = (
     "race", "margin", "methods", "in the race", "left", "prompts", "samples", "of the grid", "first of all",
 )  # fmt: skip

@@ -1,13 +1,13 @@
 """Error and cost of `task=choose` over simulated races: how often the best method is dropped, and samples drawn.
 
-Values are normal, or rows of a metric of finished runs, which are drawn with replacement: one case for each budget of
-the runs, and one without the best run. In cases of rare failures all other methods are ahead in most prompts and far
+Values are normal, or rows of a metric of finished runs, sampled with replacement: one case for each budget of the
+runs, and one without the best run. In cases of rare failures all other methods are ahead in most prompts and far
 behind in a few. With `--span`, the largest difference of two methods, races have intervals that assume no distribution.
 
-`best dropped` is the share of races whose best method by the true mean left, with its 95 % interval; of several best
-ones, the first counts, even if another one won. `drawn` is the share of the full grid's samples, `decided` the share of
-races with one method left. The last columns are the same for paired t-tests at 5 % after every block, without a
-correction.
+`best dropped` is the share of races that dropped the method with the best true mean, with its 95 % interval; of several
+best methods, the first counts, even if another won. `drawn` is the share of the full grid's samples, `decided` the
+share of races with one method left. The last columns have these shares for paired t-tests at 5 % after every block,
+without a correction.
 
 python -m benchmarks races [--races 1000] [--prompts 512] [--block 16]
 python -m benchmarks races --runs runs/infinity_tiny runs/reasoner_tiny --metric psnr exact_answer [--csv FILE]
@@ -36,7 +36,7 @@ Values = Mapping[str, Floats]
 Draw = Callable[[np.random.Generator, int], Values]
 """Returns values [prompts] by method, the best method first."""
 Hold = Callable[[Values, int, Range | None], tuple[bool, float, bool]]
-"""Returns whether the first method left, the share that was drawn, and whether one method was left."""
+"""Returns whether the first method was dropped, the share of samples that was drawn, and whether one was left."""
 Case = tuple[int, Draw, Range | None, int | None]
 """Number of methods, their values, limits of bounded values, and prompts between looks; None for the option's."""
 GAPS = {
@@ -52,7 +52,7 @@ OPTIONS = {
     "prompts": 512,
     "block": Option(16, "prompts between two looks"),
     "runs": Option(
-        [], "folders of a model's finished runs of the same prompts, whose values are drawn", type=str
+        [], "folders of a model's finished runs of the same prompts, whose values are sampled", type=str
     ),
     "metric": Option(["psnr"], "metrics of these runs, one for all folders or one each"),
     "span": Option(0.0, "largest difference of two methods, for intervals of bounded values"),
@@ -96,7 +96,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def draw_normal(gaps: tuple[float, ...]) -> Draw:
-    """Return a drawing of normal values with these means, which share most of their variance."""
+    """Return a sampler of normal values with these means, which share most of their variance."""
 
     def draw(rng: np.random.Generator, count: int) -> Values:
         shared = rng.normal(0, 2, count)
@@ -120,7 +120,7 @@ def draw_failing(others: int) -> Draw:
 
 
 def draw_rows(values: Values, order: Sequence[str]) -> Draw:
-    """Return a sampler that draws prompts' rows of values for these methods."""
+    """Return a sampler of prompts, with replacement, by the rows of their values for these methods."""
     total = len(values[order[0]])
 
     def draw(rng: np.random.Generator, count: int) -> Values:
@@ -133,10 +133,10 @@ def draw_rows(values: Values, order: Sequence[str]) -> Draw:
 def read_values(folder: Path, metric: str) -> dict[str, dict[str, Floats]]:
     """Return a metric's values by budget and by run of the finished runs of a folder, larger being better.
 
-    The full cache's run is left out. A PSNR without a value is of equal images.
+    The full cache's run is left out. A PSNR without a value, of equal images, is `IDENTICAL`.
 
     Raises:
-        ValueError: no budget has two runs, or runs of one budget have other prompts.
+        ValueError: no budget has two runs, or runs of one budget differ in prompts.
     """
     found: dict[str, dict[str, Floats]] = defaultdict(dict)
     prompts: dict[str, set[str]] = defaultdict(set)
@@ -155,25 +155,23 @@ def read_values(folder: Path, metric: str) -> dict[str, dict[str, Floats]]:
             prompts[budget].add(json.dumps((run["config"]["prompts"], sorted(results.rows)), sort_keys=True))
     found = {budget: values for budget, values in found.items() if len(values) > 1}
     if not found or any(len(prompts[budget]) > 1 for budget in found):
-        raise ValueError(
-            f"--runs {folder}: needs two or more runs of a budget with {metric} on equal prompts"
-        )
+        raise ValueError(f"--runs {folder}: needs two or more runs at one budget with {metric}, same prompts")
     return found
 
 
 def hold_race(values: Values, block: int, limits: Range | None = None) -> tuple[bool, float, bool]:
-    """Hold a race of `task=choose`."""
+    """Run a race of `task=choose`; return as `Hold` says."""
     total = len(next(iter(values.values())))
     race, count = Race.start(list(values), Rules(limits=limits)), 0
     while race.state == "racing" and count < total:
         count = min(count + block, total)
         race = advance(race, {method: values[method][:count] for method in race.racing})
-    drawn = sum(one.after for one in race.exits) + count * len(race.racing)
+    drawn = sum(leaving.after for leaving in race.exits) + count * len(race.racing)
     return next(iter(values)) not in race.racing, drawn / (total * len(values)), race.state == "won"
 
 
 def hold_tests(values: Values, block: int, _: Range | None = None) -> tuple[bool, float, bool]:
-    """Drop methods by paired t-tests at 5 % against the leader after every block."""
+    """Drop methods by paired t-tests at 5 % against the leader after every block; return as `Hold` says."""
     table = np.stack(list(values.values()))
     left, drawn, total = np.arange(len(table)), 0, table.shape[1]
     for start in range(0, total, block):

@@ -40,7 +40,7 @@ OPTIONS = {
 
 
 def main(options: argparse.Namespace) -> None:
-    """Print the bytes that attention reads, a row per method."""
+    """Print the operations of attention, a row per method."""
     whole = build_model(options.model).spec
     layers = min(options.layers, whole.layers)
     spec = replace(whole, layers=layers, heads=1, head_dim=CHANNELS, branches=1, group=1)
@@ -84,7 +84,7 @@ def generate(spec: ModelSpec, method: Method, counter: "Counter | None" = None) 
 
 
 class Counter:
-    """Counts pairs of a query and a key, and observes the method's selections."""
+    """Counter of query-key pairs, dense or selected by a method."""
 
     def __init__(self, method: Method) -> None:
         self.pairs = 0
@@ -94,13 +94,13 @@ class Counter:
             method.select_attended = self.select  # type: ignore[method-assign]
 
     def begin(self, cached: int, queries: int, *, causal: bool) -> None:
-        """Count the reads of a layer's dense attention."""
+        """Count the pairs of a layer's dense attention to `cached` and `queries` keys."""
         self._queries = queries
         self._all = cached * queries + (queries * (queries + 1) // 2 if causal else queries * queries)
         self.pairs += self._all
 
     def select(self, view: View) -> Tensor | None:
-        """Count the reads of a method's selection, in place of dense attention."""
+        """Return the method's selection, and count its pairs in place of dense attention."""
         selection = self._select(view)
         if selection is not None:
             self.pairs += int((selection & (view.position >= 0)).sum()) * self._queries - self._all

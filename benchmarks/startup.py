@@ -1,4 +1,4 @@
-"""Seconds of commands that generate nothing, and until a sweep draws its first image.
+"""Seconds of commands that generate nothing, and until a sweep starts its first image.
 
 Each command runs in its own process. `processor` is its processor time, and `first line` the wall time until it prints
 one. Sweeps are 8 methods x 6 budgets x `--seeds` of one image of `infinity_tiny`. All of them are finished first, which
@@ -58,14 +58,14 @@ def note(frame, event, _):
 sys.setprofile(note)
 entry.main()
 """
-"""Counts the functions that a job enters; bodies of modules, classes and comprehensions are none."""
+"""Program that counts the functions that a job enters; bodies of modules, classes and comprehensions do not count."""
 
 
 def main(options: argparse.Namespace) -> None:
     """Measure every command and print its medians.
 
     Raises:
-        ValueError: there is no such program.
+        ValueError: the program's file does not exist.
     """
     program = Path(options.program).resolve()
     if not program.is_file():
@@ -80,7 +80,7 @@ def main(options: argparse.Namespace) -> None:
         measure(program, sweep := (*sweep, runs))  # the sweep finishes the missing runs
         measure(program, one)
         table = Table({"processor": ".2f", "end": ".2f", "first line": ".2f"}, "seconds", 24)
-        for name, words in (
+        for name, args in (
             ("--help", ("--help",)),
             ("method=nope", ("method=nope",)),
             ("seed=abc", ("seed=abc",)),
@@ -91,7 +91,7 @@ def main(options: argparse.Namespace) -> None:
             ("task=report", ("task=report", f"runs_dir={folder}/one")),
             (f"{48 * options.seeds} finished jobs", sweep),
         ):
-            costs = [measure(program, words) for _ in range(options.repeats)]
+            costs = [measure(program, args) for _ in range(options.repeats)]
             lines = [cost.first_line for cost in costs if cost.first_line is not None]
             table.add(
                 name,
@@ -103,19 +103,19 @@ def main(options: argparse.Namespace) -> None:
         table.add("until the first image", None, time_first_image(program, fresh, Path(folder)))
 
 
-def count_functions(program: Path, words: Sequence[str]) -> tuple[int, int]:
+def count_functions(program: Path, overrides: Sequence[str]) -> tuple[int, int]:
     """Return how many functions a job enters until its configuration is read, and then until it generates."""
-    command = [sys.executable, "-c", COUNT, *words, "device=cpu"]
+    command = [sys.executable, "-c", COUNT, *overrides, "device=cpu"]
     environment = os.environ | {"PYTHONPATH": str(program.parent)}
     done = subprocess.run(command, cwd=program.parent, env=environment, capture_output=True, check=True)
     read, rest = done.stdout.split()[-2:]
     return int(read), int(rest)
 
 
-def time_first_image(program: Path, words: Sequence[str], folder: Path) -> float:
-    """Return the wall time until a sweep claims the first block of its prompts; the sweep is then ended."""
+def time_first_image(program: Path, args: Sequence[str], folder: Path) -> float:
+    """Return the seconds of wall time until a sweep claims the first block of its prompts; then end the sweep."""
     began = time.monotonic()
-    process = start(program, words)
+    process = start(program, args)
     try:
         while process.poll() is None and not any(folder.glob("fresh/*/*/.block-*")):
             time.sleep(POLL)

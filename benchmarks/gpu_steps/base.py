@@ -25,15 +25,15 @@ Figures = Mapping[str, Any]
 """Measurements of a case: JSON values by name."""
 State = Literal["PASS", "FAIL", "SKIP"]
 MODES = ("card", "interpreted", "smallest")
-"""`card`: on a GPU. `interpreted`: rehearsal on a CPU with small shapes. `smallest`: with fewer of them, for tests."""
+"""`card`: on a GPU. `interpreted`: rehearsal on a CPU with small shapes. `smallest`: with fewer shapes, for tests."""
 
 
 class Failed(Exception):
-    """A case failed; the message states the measured and expected numbers."""
+    """A case failed; the message states the measured and expected values."""
 
 
 class Skipped(Exception):
-    """A case cannot run here; the message has the reason."""
+    """A case cannot run here; the message states the reason."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def run_cases(cases: Iterator[Case], file: Path) -> list[Outcome]:
-    """Run all cases, even after failures, and after each one write all outcomes so far to `file` as JSON."""
+    """Run every case, even after failures, and return the outcomes; `file` holds those so far as JSON."""
     outcomes: list[Outcome] = []
     for case in cases:
         started = time.perf_counter()
@@ -80,7 +80,7 @@ def _try(case: Case) -> tuple[State, str, Figures]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Device of a step: a GPU, or a CPU on a GPU's branches. `mode` is one of `MODES`."""
+    """Device of a step: a GPU, or a CPU that takes a GPU's branches. `mode` is one of `MODES`."""
 
     mode: str
 
@@ -91,7 +91,7 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """Device of tensors: `cuda:N`, or `cpu` in a rehearsal."""
+        """Device of tensors: `cuda:0`, or `cpu` in a rehearsal."""
         return "cpu" if self.interpreted else "cuda:0"
 
     @property
@@ -138,9 +138,9 @@ class Machine:
             yield
 
 
-def call_python(words: Sequence[str]) -> list[str]:
-    """Run Python in the checkout and return the printed lines; raise `Failed` with the last line of its errors."""
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+def call_python(args: Sequence[str]) -> list[str]:
+    """Run Python in the checkout and return stdout's lines; on failure raise `Failed` with stderr's last line."""
+    done = subprocess.run([sys.executable, *args], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise Failed((done.stderr.strip().splitlines() or [f"{' '.join(words)} failed"])[-1])
+        raise Failed((done.stderr.strip().splitlines() or [f"{' '.join(args)} failed"])[-1])
     return done.stdout.splitlines()

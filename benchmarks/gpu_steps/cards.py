@@ -22,7 +22,7 @@ SHARED = ("method=heatkv", "budget=0.1", "prompts.count=8", "batch_size=2", "eva
 SPLIT = (
     "model=reasoner_tiny", "prompts=math_tiny", "prompts.count=2", "model.max_tokens=60", "eval=none", "method=full",
 )  # fmt: skip
-"""A run with a model that is split over two processes."""
+"""Overrides of the run whose model is split over two processes."""
 
 
 def list_cases(machine: Machine) -> Iterator[Case]:
@@ -36,14 +36,14 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 
 def on_two_cards(machine: Machine, check: "partial[Figures]") -> Figures:
-    """Run a check on two cards; skip it if there is only one."""
+    """Run a check on two GPUs; skip the case if there is only one."""
     if machine.cards < 2:
         raise Skipped("there is only one GPU, and this step needs two")
     return check(machine)
 
 
 def compare_cards(machine: Machine) -> Figures:
-    """Generate on both cards; every byte must be equal."""
+    """Generate on both GPUs; every byte must be equal."""
     dtype, batches = machine.choose(torch.bfloat16, torch.float32), []
     for device in machine.choose(("cuda:0", "cuda:1"), ("cpu", "cpu")):
         use_device(device)
@@ -51,15 +51,15 @@ def compare_cards(machine: Machine) -> Figures:
         batches.append(one.draw(one.open_cache(one.prepare(("method=heatkv",), "0.5"))))
     use_device(machine.device)
     if not are_equal(*batches):
-        raise Failed("images differ; the two cards may be of different kinds")
+        raise Failed("images differ; the two GPUs may be of different kinds")
     return {"images": len(batches[0])}
 
 
 def share_run(machine: Machine) -> Figures:
-    """Share a run between two processes, each on its card, and compare its images with a single process's."""
+    """Share a run between two processes, each on its GPU, and compare its images with a single process's."""
 
-    def share(words: list[str]) -> None:
-        shards = [[*words, f"shard.index={number}", "shard.count=2"] for number in range(2)]
+    def share(command: list[str]) -> None:
+        shards = [[*command, f"shard.index={index}", "shard.count=2"] for index in range(2)]
         call_all(shards, cards=machine.choose(("0", "1"), ("", "")))
 
     alone, together = run_twice(machine, SHARED, share, hash_images)
@@ -69,11 +69,11 @@ def share_run(machine: Machine) -> Figures:
 
 
 def hold_model(machine: Machine) -> Figures:
-    """Split a language model over two processes; another order of sums may change some texts, but not all."""
+    """Split a language model over two processes; another order of sums may change some texts, not all."""
 
-    def split(words: list[str]) -> None:
+    def split(command: list[str]) -> None:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        call_all([[words[0], *torchrun, *words[1:], "model.tensor_parallel=2"]])
+        call_all([[command[0], *torchrun, *command[1:], "model.tensor_parallel=2"]])
 
     texts = run_twice(machine, SPLIT, split, read_texts)
     same = sum(one == other for one, other in zip(*texts, strict=True))
@@ -85,22 +85,22 @@ def hold_model(machine: Machine) -> Figures:
 def run_twice(
     machine: Machine, settings: Sequence[str], call: Callable[[list[str]], None], read: Callable[[Path], Any]
 ) -> tuple[Any, Any]:
-    """Run a command in one process and by `call` in two; return what `read` finds in the folders of both."""
+    """Run a command in one process and by `call` in two; return what `read` gives for the runs folder of each."""
     with tempfile.TemporaryDirectory() as folder:
         alone, together = Path(folder, "alone"), Path(folder, "together")
-        words = [sys.executable, "run.py", f"device={machine.choose('cuda', 'cpu')}", *settings]
-        call_all([[*words, f"runs_dir={alone}"]])
-        call([*words, f"runs_dir={together}"])
+        command = [sys.executable, "run.py", f"device={machine.choose('cuda', 'cpu')}", *settings]
+        call_all([[*command, f"runs_dir={alone}"]])
+        call([*command, f"runs_dir={together}"])
         return read(alone), read(together)
 
 
 def call_all(commands: Sequence[list[str]], cards: Sequence[str] | None = None) -> None:
-    """Run commands in parallel, each on its card if `cards` is set; one that fails raises `Failed`."""
+    """Run commands in parallel, each on its GPU of `cards` if set; raise `Failed` if a command fails."""
     processes = []
-    for number, words in enumerate(commands):
-        own = {} if cards is None else {"CUDA_VISIBLE_DEVICES": cards[number]}
+    for index, args in enumerate(commands):
+        gpu = {} if cards is None else {"CUDA_VISIBLE_DEVICES": cards[index]}
         process = subprocess.Popen(
-            words, cwd=ROOT, env=os.environ | own, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            args, cwd=ROOT, env=os.environ | gpu, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         processes.append(process)
     outputs = [process.communicate()[0] for process in processes]
@@ -110,7 +110,7 @@ def call_all(commands: Sequence[list[str]], cards: Sequence[str] | None = None) 
 
 
 def hash_images(runs: Path) -> dict[str, str]:
-    """Return the digests of the images of the run by HeatKV in a folder."""
+    """Return the images' digests by file name, of the only HeatKV run of a folder."""
     (folder,) = runs.glob("*/heatkv-*/images")
     return {file.name: hash_path(file) for file in sorted(folder.iterdir())}
 

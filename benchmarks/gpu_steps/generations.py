@@ -31,7 +31,7 @@ MODELS: Mapping[str, tuple[str, ...]] = {
     "llamagen_tiny": ("prompts=scenes",),
     "reasoner_tiny": ("prompts=math_tiny", "model.max_tokens=300"),
 }
-"""Embedded models with their prompts; texts may be cut off."""
+"""Embedded models and the overrides of their prompts; texts may be cut off."""
 SHRUNK: Mapping[str, tuple[str, ...]] = {
     "infinity_tiny": shrink(
         "model.sizes=[[1,1],[2,2],[3,3]]", "model.tokenizer.mixers=0", "model.sampling.tau=0.5", width=48, pool_heads=12
@@ -52,7 +52,7 @@ class Generator:
     prompts: list[str]
 
     def prepare(self, method: Sequence[str], budget: str) -> Method:
-        """Prepare a method with a random calibration; skip the case if it is for models of another family."""
+        """Prepare a method with a random calibration; skip the case if the method is for models of another family."""
         overrides, spec = [*self.overrides, *method], self.model.spec
         families = built(composed(overrides)["method"]).families
         if spec.family not in families:
@@ -62,18 +62,18 @@ class Generator:
     def open_cache(
         self, method: Method, stored: str | None = None, record: GraphRecorder | None = None
     ) -> KVCache:
-        """Return a cache, of low bits if `stored` names a `cache_dtype`."""
+        """Return a cache, in low-bit storage if `stored` names a `cache_dtype`."""
         return open_cache(self.model, method, self.model._device, stored, record)
 
     def draw(self, cache: KVCache, prompts: int | None = None, noise: Noise | None = None) -> Outputs:
-        """Generate images or texts for the first prompts, all by default; streams are the usual noise."""
+        """Generate images or texts for the first prompts, all by default; the default noise is a stream per prompt."""
         texts = self.prompts[:prompts]
         outputs: Outputs = self.model.generate(texts, cache, noise or PromptNoise(0, range(len(texts))))
         return outputs
 
 
 def load(overrides: Sequence[str], prompts: int, device: str, dtype: torch.dtype | None = None) -> Generator:
-    """Load a model, whose blocks compute in `dtype` if it is given, and its prompts."""
+    """Load a model, whose blocks compute in `dtype` unless it is None, and its prompts."""
     values = composed(overrides)
     model = built(values["model"])
     if dtype is not None:
@@ -86,8 +86,8 @@ def load(overrides: Sequence[str], prompts: int, device: str, dtype: torch.dtype
 def compare(found: Outputs, expected: Outputs) -> list[float]:
     """Return the similarity of every sample: PSNR in dB of images (100 if equal), share of equal leading text."""
     if isinstance(found, Tensor) and isinstance(expected, Tensor):
-        return [measure_psnr(one, other) for one, other in zip(found, expected, strict=True)]
-    return [measure_agreement(one, other) for one, other in zip(found, expected, strict=True)]
+        return [measure_psnr(*images) for images in zip(found, expected, strict=True)]
+    return [measure_agreement(*texts) for texts in zip(found, expected, strict=True)]
 
 
 def measure_psnr(found: Tensor, expected: Tensor) -> float:
@@ -100,9 +100,9 @@ def measure_psnr(found: Tensor, expected: Tensor) -> float:
 def measure_agreement(found: Text, expected: Text) -> float:
     """Return the share of a text before the first character that differs."""
     longest = max(len(found.text), len(expected.text))
-    for place in range(longest):
-        if found.text[place : place + 1] != expected.text[place : place + 1]:
-            return place / longest
+    for index in range(longest):
+        if found.text[index : index + 1] != expected.text[index : index + 1]:
+            return index / longest
     return 1.0
 
 

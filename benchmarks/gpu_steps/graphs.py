@@ -1,4 +1,4 @@
-"""Step that compares CUDA graphs on and off: same samples, freed memory, and generation after out-of-memory errors."""
+"""Step that compares CUDA graphs on and off: equal samples, freed memory, and generation after out-of-memory errors."""
 
 import gc
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from kvbench.core.devices import release_unused, run_or_none_if_oom
 from kvbench.engine.cache import KVCache
 
 MAX_LEAK = 1 << 20
-"""Bytes by which allocated memory may grow over a generation."""
+"""Maximum bytes by which allocated memory may grow over a generation."""
 
 
 class Subject(NamedTuple):
@@ -66,7 +66,7 @@ def compare_recorded(machine: Machine, subject: Subject) -> Figures:
         cache = open_cache(record=machine.make_record(one.model.spec))
         for number, name in enumerate(("as it is", "recorded", "repeated")):
             if not are_equal(one.draw(cache, prompts), plain):
-                raise Failed(f"{name}, generation {number} with graphs differs from the one without")
+                raise Failed(f"{name}, generation {number} with graphs differs from the generation without")
         cache.forget()
         del cache
         left = count_allocated(machine)

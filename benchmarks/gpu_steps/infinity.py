@@ -55,7 +55,7 @@ def race(machine: Machine, loaded: Any, batch: int, budget: str) -> Figures:
 
 
 def watch(machine: Machine, loaded: Any, method: str, budget: str, batch: int) -> Figures:
-    """Measure the idle share of a second generation and of each twelfth of its kernels; list the slowest ones."""
+    """Measure the idle share of a second generation and of each twelfth of its kernels; list the slowest kernels."""
     model, prompts = loaded(), list_captions(batch)
     work = partial(generate, model, cache_of(method, model, budget, machine.device), prompts)
     with machine.branches():
@@ -96,7 +96,7 @@ def profile_both(machine: Machine, budget: str, batch: int) -> Figures:
 def describe(row: Any) -> Figures:
     """Return the main figures of a profile's row: bytes, and phases as shares."""
     phases, kv, allocator = row["phases"], row["kv"], row["allocator"]
-    shares = {name: round(each / phases["total"], 4) for name, each in phases["seconds"].items()}
+    shares = {name: round(seconds / phases["total"], 4) for name, seconds in phases["seconds"].items()}
     figures = {
         "seconds": round(row["latency"]["median"], 4),
         "ledger_bytes": kv["peak_bytes"],

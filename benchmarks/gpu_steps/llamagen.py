@@ -33,26 +33,26 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 def race(machine: Machine, batch: int, kind: Kind) -> Figures:
     """Time generations without graphs and with them; the images must be equal."""
     settings = ["model=llamagen_xl", "model.weights=random", "prompts=imagenet", *machine.choose((), SHRUNK)]
-    one = load(settings, batch, machine.device)
-    method, records = one.prepare(["method=full"], "1"), {"plain": None}
+    loaded = load(settings, batch, machine.device)
+    method, records = loaded.prepare(["method=full"], "1"), {"plain": None}
     if not machine.interpreted:
-        records |= {"graphs": machine.make_record(one.model.spec)}
-    caches = {name: one.open_cache(method, record=record) for name, record in records.items()}
+        records |= {"graphs": machine.make_record(loaded.model.spec)}
+    caches = {name: loaded.open_cache(method, record=record) for name, record in records.items()}
 
     def draw(cache: KVCache) -> Outputs:
-        return one.draw(cache, noise=make_noise(kind, 0, range(batch), machine.device))
+        return loaded.draw(cache, noise=make_noise(kind, 0, range(batch), machine.device))
 
     with machine.branches():
         runs = {name: partial(draw, cache) for name, cache in caches.items()}
         times = take_turns(runs, machine.choose(2, 1), choose_clock(False, machine.device))
-        # Noise by counter is a part of the programs that draw tokens.
+        # Counter-based noise is generated inside the sampling kernels.
         shares = {
-            name: measure_noise(machine, one, cache) for name, cache in caches.items() if kind == "stream"
+            name: measure_noise(machine, loaded, cache) for name, cache in caches.items() if kind == "stream"
         }
     images = [timed.result for timed in times.values()]
     if not are_equal(images[0], images[-1]):
         raise Failed("images with graphs differ from those without")
-    spec, steps = one.model.spec, one.model.spec.drawn_tokens
+    spec, steps = loaded.model.spec, loaded.model.spec.drawn_tokens
     figures = {}
     for name, timed in times.items():
         figures[f"tokens_per_second {name}"] = round(batch * steps / timed.seconds, 1)
@@ -62,10 +62,10 @@ def race(machine: Machine, batch: int, kind: Kind) -> Figures:
     return figures | {f"noise_share {name}": round(share, 4) for name, share in shares.items()}
 
 
-def measure_noise(machine: Machine, one: Generator, cache: KVCache) -> float:
+def measure_noise(machine: Machine, loaded: Generator, cache: KVCache) -> float:
     """Return the share of a generation's time that the host spends on streams of noise."""
     clock = HostClock(machine.device)
-    noise, phases = make_noise("stream", 0, range(len(one.prompts)), machine.device), Phases(clock)
-    phases.run(lambda: one.draw(cache, noise=noise), {"noise": [(noise, "draw")]})
+    noise, phases = make_noise("stream", 0, range(len(loaded.prompts)), machine.device), Phases(clock)
+    phases.run(lambda: loaded.draw(cache, noise=noise), {"noise": [(noise, "draw")]})
     clock.wait()
     return phases.seconds().get("noise", 0.0) / phases.total()

@@ -1,4 +1,4 @@
-"""Step that describes the machine and compiles every kernel variant for the card's capability and limits."""
+"""Step that describes the machine and compiles every kernel variant for the GPU's capability and limits."""
 
 import os
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 
 def call_doctor() -> Figures:
-    """Return the printed output of `task=doctor`."""
+    """Return the printed lines of `task=doctor`."""
     return {"lines": [line.strip() for line in call_python(["run.py", "task=doctor"]) if line.strip()]}
 
 
@@ -46,7 +46,7 @@ def find_limits(machine: Machine) -> tuple[int, int]:
 
 
 def check_limit(arch: int, limit: int) -> Figures:
-    """Check that the table that tests compile for has no larger shared memory than the card."""
+    """Check that `SHARED`, by which tests compile, has no more shared memory than the GPU."""
     if limit < SHARED.get(arch, 0):
         raise Failed(f"sm_{arch} has {limit} bytes, benchmarks/compiled.py says {SHARED[arch]}")
     return {"arch": arch, "bytes": limit}
@@ -64,7 +64,7 @@ def compile_all(name: str, arch: int, limit: int) -> Figures:
     count = sum(variant.name == name for variant in list_variants(arch))
     needed = [*_open_pool().map(partial(measure_shared, name, arch), range(count))]
     if max(needed) > limit:
-        raise Failed(f"needs {max(needed)} bytes of shared memory a block, the card has {limit}")
+        raise Failed(f"needs {max(needed)} bytes of shared memory a block, the GPU has {limit}")
     return {"variants": count, "shared_bytes": max(needed)}
 
 

@@ -65,11 +65,11 @@ def choose_settings(machine: Machine, name: str) -> list[str]:
 
 
 def load_on_device(machine: Machine, name: str, label: str) -> Generator:
-    """Load a model in float32, its decoder too, or in its 16-bit dtypes on a GPU."""
-    overrides, one = choose_settings(machine, name), build_model(name)
-    if label == "float32" and one.output == "images":
+    """Load a model in float32, its decoder too, or in 16 bits: its own dtypes on a GPU, float16 in a rehearsal."""
+    overrides, model = choose_settings(machine, name), build_model(name)
+    if label == "float32" and model.output == "images":
         overrides.append("model.decoder_dtype=float32")
-    half = one.half if not machine.interpreted else machine.half
+    half = model.half if not machine.interpreted else machine.half
     return load(
         overrides, machine.choose(3, 1), machine.device, torch.float32 if label == "float32" else half
     )
@@ -92,7 +92,7 @@ def check(
     return figures
 
 
-def draw(one: Generator, compressed: Compressed) -> Outputs:
+def draw(generator: Generator, compressed: Compressed) -> Outputs:
     """Generate the outputs of a case, with its method and storage."""
-    method = one.prepare(compressed.method, BUDGET)
-    return one.draw(one.open_cache(method, compressed.stored))
+    method = generator.prepare(compressed.method, BUDGET)
+    return generator.draw(generator.open_cache(method, compressed.stored))

@@ -16,9 +16,9 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 
 def measure(machine: Machine, model: str) -> Figures:
-    """Return the table of times for `kernels/attention_paths.json`."""
+    """Return the printed lines and the table of times for `kernels/attention_paths.json`."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "paths.json")
-        words = ["-m", "benchmarks", "kernels", "--repeats", "5", "--model", model, "--paths", str(table)]
-        lines = call_python([*words, "--device", machine.device, "--batch", machine.choose("8", "1")])
+        args = ["-m", "benchmarks", "kernels", "--repeats", "5", "--model", model, "--paths", str(table)]
+        lines = call_python([*args, "--device", machine.device, "--batch", machine.choose("8", "1")])
         return {"lines": lines, "table": json.loads(table.read_text())}

@@ -43,7 +43,7 @@ def list_longest(spans: Iterable[Span], count: int) -> dict[str, dict[str, float
 
 
 def find_idle(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the idle share of the time from the first start to the last end; there must be a span."""
+    """Return the idle share of the time from the first start to the last end; raise `ValueError` without spans."""
     ordered = sorted(spans)
     if not ordered:
         raise ValueError("the profiler recorded nothing on the device")

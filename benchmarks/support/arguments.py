@@ -18,11 +18,11 @@ HELP = {
 }
 """Descriptions of shared options, by name."""
 TYPES = {"threads": {"type": int}}
-"""Types of options with a default of None that are not text."""
+"""Types of options with a default of None that are not strings."""
 
 
 class Option:
-    """Option of one program.
+    """Option of one benchmark.
 
     Args:
         default: default value, whose type is the option's; False makes a switch, a list accepts several values.

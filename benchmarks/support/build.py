@@ -32,7 +32,7 @@ GROUPS = ("model", "method", "protect", "windows", "storage", "prompts")
 
 
 def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
-    """Return the choice in each of `GROUPS`: an override's, the model's default, or the one of conf/config.yaml."""
+    """Return the choice in each of `GROUPS`: an override's, the model's default, or that of conf/config.yaml."""
     defaults = _read(CONF / "config.yaml")["defaults"]
     usual = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
     given = dict(override.split("=", 1) for override in overrides)
@@ -82,8 +82,8 @@ def read_choice(group: str, name: str) -> dict[str, Any]:
     if not path.is_file():
         names = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
         raise ValueError(f"{group}={name}: no such choice; choose from {names}")
-    own, values = _read(path), dict[str, Any]()
-    for base in own.pop("defaults", ()):
+    content, values = _read(path), dict[str, Any]()
+    for base in content.pop("defaults", ()):
         if base == "_self_":
             continue
         if isinstance(base, str):
@@ -93,9 +93,9 @@ def read_choice(group: str, name: str) -> dict[str, Any]:
             )
             continue
         [(key, choice)] = base.items()  # a choice of a different group
-        other, _, place = key.removeprefix("override ").removeprefix("/").partition("@")
-        values |= {place: read_choice(other, choice)}
-    return _merged(values, own)
+        other, _, target = key.removeprefix("override ").removeprefix("/").partition("@")
+        values |= {target: read_choice(other, choice)}
+    return _merged(values, content)
 
 
 def built(node: Any) -> Any:
@@ -139,7 +139,7 @@ def open_cache(
         method: a method prepared for the model.
         device: device of the cache.
         stored: dtype of a low-bit cache and a file of `conf/storage`, such as `int4:codebooks`; `channel` by default.
-        record: recorder of its steps.
+        record: recorder of the cache's steps; None records nothing.
     """
     how: dict[str, Any] = {"dtype": model.compute_dtype(device), "device": device, "record": record}
     if stored is not None:

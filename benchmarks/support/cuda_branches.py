@@ -1,4 +1,4 @@
-"""CUDA branches on a CPU: tensors claim to be on a GPU, Triton interprets its kernels, other attention is slow."""
+"""CUDA branches on a CPU: tensors claim to be on a GPU, Triton interprets its kernels, libraries' attention is slow."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,7 +12,7 @@ from kvbench.kernels import ragged_attention, varlen_attention
 from kvbench.kernels.attention_paths import Path
 
 POISON = 7.0
-"""Output of a sequence without keys, which callers must not read."""
+"""Output value of a sequence without keys, which callers must not read."""
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 Models have their real width and five layers, of which turboquant leaves four as they are, on tensors without data
 (`fake_gpu`). Where lengths depend on data, a run goes by a GPU's branches on a CPU, with zeros in place of what kernels
-compute: storages on few heads of a real number of channels.
+compute: storages on few heads with real head dims.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ from kvbench.models.noise import CounterNoise
 
 BATCH = 2
 BY_NUMBERS = ("infinity_tiny", "infinity_emoji", "llamagen_tiny")
-"""Models that run with real numbers, because their text encoders drop padding by the contents of a mask."""
+"""Models that run with real data, because their text encoders drop padding by the contents of a mask."""
 NARROW = {
     "infinity_2b": ("transformer.width=128", "transformer.heads=1", "pixels=0.06M"),
     "var_d16": ("transformer.width=64", "transformer.heads=1"),
     "qwen3_4b": ("transformer.width=512", "transformer.heads=4", "transformer.kv_heads=1"),
 }
-"""Models whose heads stand for all that storages take, and what makes them small."""
+"""Models whose head dims stand for all that storages accept, and overrides that make the models small."""
 Found = dict[str, Variant]
 """Variants of kernels by `Variant.source`."""
 
 
 def list_launched(models: Sequence[str]) -> Found:
-    """Return what default runs of models launch, all if one is `all`, and storages for those of `NARROW`."""
+    """Return the variants of default runs of models (`all`: every model), and of all storages for `NARROW` models."""
     found: Found = {}
     if "all" in models:
-        models = [name for name in list_choices("model") if name != "decoder"]  # others have its kernels
+        models = [name for name in list_choices("model") if name != "decoder"]  # it adds no kernels
     storages = sorted(
         path.relative_to(CONF / "storage").with_suffix("") for path in CONF.glob("storage/**/*.yaml")
     )
@@ -57,7 +57,7 @@ def list_launched(models: Sequence[str]) -> Found:
 
 
 def list_overrides(name: str, settings: Sequence[str]) -> list[str]:
-    """Return the overrides of a run of a model with the full cache and some settings of its own."""
+    """Return the overrides of a run of a model with the full cache and some settings of the model."""
     return [f"model={name}", "method=full", "budget=1", *(f"model.{setting}" for setting in settings)]
 
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class DeviceWatch(TorchDispatchMode):
-    """Runs and observes operations, composite ones as their components; numbers that the host reads are 1."""
+    """Observer of operations as they run, composite ones as their parts; scalars that the host reads are 1."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -30,16 +30,16 @@ class DeviceWatch(TorchDispatchMode):
         self.note_operation(func, args, kwargs, list_tensors(out))
         return out
 
-    def note_read(self, number: Tensor) -> None:
-        """Called when the host reads a number from the device."""
+    def note_read(self, scalar: Tensor) -> None:
+        """Handle a read of a device scalar by the host."""
 
     def note_inputs(self, tensors: list[Tensor]) -> None:
-        """Observe the inputs of an operation before it runs."""
+        """Handle the inputs of an operation before it runs."""
 
     def note_operation(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
     ) -> None:
-        """Called after an operation of torch ran."""
+        """Handle a finished operation of torch."""
 
 
 def list_tensors(values: object) -> list[Tensor]:

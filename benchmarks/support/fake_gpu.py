@@ -1,6 +1,6 @@
 """Whole generations on a simulated GPU, to observe their operations: tensors have shapes but no data.
 
-Models have their real shapes. Triton kernels are not launched, but their launchers allocate outputs. Values that the
+Models have their real shapes. Triton kernels are not launched, but their launchers allocate outputs. Scalars that the
 host would read from the device are replaced: checks of logits pass, and row lengths are computed in advance.
 """
 
@@ -43,7 +43,7 @@ Model = InfinityModel | VARModel | NextTokenModel[Any]
 
 
 def prepare(overrides: Sequence[str]) -> tuple[Model, Method]:
-    """Return a model without weights and a method with a random calibration; it takes the overrides of `run.py`."""
+    """Return a model without weights and a method with a random calibration, for overrides of `run.py`."""
     settings = composed([*overrides, "model.weights=random"])
     model = built(settings["model"])
     return model, prepare_method(model.spec, settings["budget"], overrides)
@@ -64,12 +64,12 @@ def run(
     """Run one generation of a batch under a watch.
 
     Args:
-        model: without weights.
+        model: a model without weights.
         method: a method prepared for the model.
         batch: prompts.
         watch: observes every operation of torch.
         launched: counts launches of Triton kernels by name.
-        before: generations before the one that is watched; the first builds a static method's tables.
+        before: generations before the watched generation; the first builds a static method's tables.
         record: counts replays of steps, or of the scales recorded in the second generation; None runs all by launches.
         kind: kind of noise; `counter` is a GPU's.
         variants: receives what every launch compiles, by source.
@@ -100,7 +100,7 @@ def run(
 
 
 def list_prompts(model: Model, batch: int) -> list[str]:
-    """Return prompts that the model accepts: class numbers or captions."""
+    """Return prompts that the model accepts: class ids or captions."""
     if isinstance(model, VARModel) or (isinstance(model, LlamaGenModel) and model.text is None):
         return [str(number) for number in range(batch)]
     return list_captions(batch)

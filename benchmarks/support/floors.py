@@ -1,4 +1,4 @@
-"""Lower bounds of attention by operations and bytes, and the rows that HeatKV's schedule leaves."""
+"""Lower bounds of attention by operations and bytes, and the rows that HeatKV's schedule keeps."""
 
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ def attention(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int)
         keys: keys of each row, past and present.
         dim: channels per head.
         sequences: sequences with these rows.
-        itemsize: bytes of a number.
+        itemsize: bytes of an element.
     """
     seen, rows = int(keys.sum()), keys.size
     moved = 2 * seen + 2 * rows * queries

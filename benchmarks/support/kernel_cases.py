@@ -67,7 +67,7 @@ def measure_ceilings(timer: Timer, dtype: torch.dtype) -> Ceilings:
     source = torch.empty(size, dtype=torch.uint8, device=timer.device)
     target = torch.empty_like(source)
     unused = [Inputs(a, a, a, a, a)]
-    # The two may use different libraries.
+    # `@` and `linear` may use different libraries.
     product = min(timer(lambda _: a @ b, unused), timer(lambda _: linear(a, b, None), unused))
     copy = timer(lambda _: target.copy_(source), unused)
     return Ceilings(2 * side**3 / product, 2 * size / copy)
@@ -75,7 +75,7 @@ def measure_ceilings(timer: Timer, dtype: torch.dtype) -> Ceilings:
 
 @dataclass
 class Case:
-    """One scale of a model; makes inputs and times attention on them. `sequences` are prompts times branches."""
+    """One scale of a model, for which attention is timed on random inputs. `sequences` are prompts times branches."""
 
     spec: ModelSpec
     segment: Segment
@@ -85,11 +85,11 @@ class Case:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Channels of a head, sequences and bytes of a number, arguments of `floors`."""
+        """Channels of a head, sequences and bytes of an element, arguments of `floors`."""
         return self.spec.head_dim, self.sequences, self.dtype.itemsize
 
     def inputs(self, slots: int, tokens: int | None = None) -> list[Inputs]:
-        """Draw input sets with `slots` slots of storage per sequence; tokens default to the segment's."""
+        """Make random input sets with `slots` slots of storage per sequence; `tokens` defaults to the segment's."""
         spec, queries = self.spec, self.segment.length
         tokens = queries if tokens is None else tokens
         size = self.sequences * (2 * slots + spec.heads * (2 * tokens + queries)) * spec.head_dim

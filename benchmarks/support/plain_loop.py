@@ -1,7 +1,7 @@
-"""Plain generation loop that follows the official program, on our weights: baseline of the engine benchmark.
+"""Plain generation loop that follows Infinity's official code, on our weights: baseline of the engine benchmark.
 
 Every layer uses basic operations: keys (float32) and values are concatenated with all earlier ones, including the last
-scale; the text is projected at every scale; norms, modulation, rotation and activation are one operation each. Images
+scale; the text is projected at every scale; norms, modulation, rotation and activation are unfused. Images
 equal the engine's up to rounding (`tests/benchmarks/test_benchmarks.py`).
 """
 
@@ -33,7 +33,7 @@ class PlainCache:
         """Do nothing: the plain cache needs no segments."""
 
     def release(self) -> None:
-        """Keep everything, as the official program does during decoding."""
+        """Keep everything, as the official code does during decoding."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
         """Concatenate, then attend in v's dtype; keys keep their dtype."""
@@ -81,7 +81,7 @@ class PlainBlock(InfinityBlock):
         kv = F.linear(condition.context.to(dtype), ca.mat_kv.weight, bias)
         k, v = kv.unflatten(-1, (2, ca.heads, -1)).permute(2, 0, 3, 1, 4)
         q = q.unflatten(-1, (ca.heads, -1)).transpose(1, 2)
-        # As in the engine: cuDNN replans for masks of odd lengths, or fails.
+        # As in `text_attention`: cuDNN replans for every number of words.
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if q.is_cuda else nullcontext():
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=condition.absent.to(q))
         return F.linear(out.transpose(1, 2).flatten(2), ca.proj.weight, ca.proj.bias)

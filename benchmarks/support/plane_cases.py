@@ -10,7 +10,7 @@ from kvbench.kernels.planes import Codes, Plane, list_slots
 
 
 class Stored(NamedTuple):
-    """Bits of a number; `channel` or `token` (share a scale), `codebook` or `fp8` for each side."""
+    """Bits of an element; for keys and for values `channel` or `token` (which share a scale), `codebook` or `fp8`."""
 
     bits: int
     keys: str
@@ -42,13 +42,13 @@ def make_plane(
     def make_codes(scheme: str) -> Codes:
         if scheme == "fp8":
             return Codes(torch.randn(batch, layout.total, channels).to(torch.float8_e4m3fn))
-        numbers = torch.randint(256, (batch, layout.total, channels * form.bits // 8)).byte()
+        data = torch.randint(256, (batch, layout.total, channels * form.bits // 8)).byte()
         if scheme == "codebook":
             codebook = torch.randn(rows * blocks, channels, 1 << form.bits).sort(-1).values
-            return Codes(numbers, codebook=codebook.half(), entry=entry)
+            return Codes(data, codebook=codebook.half(), entry=entry)
         sizes = (layout.total, 1) if scheme == "token" else (rows * blocks, channels)
         affine = torch.randn(batch, *sizes, 2).mul_(2 / (1 << form.bits)).half()
-        return Codes(numbers, affine=affine, entry=None if scheme == "token" else entry)
+        return Codes(data, affine=affine, entry=None if scheme == "token" else entry)
 
     rotation = make_rotation(length, channels) if rotated else None
     codes = make_codes(form.keys), make_codes(form.values)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """Exit status of a command, seconds of processors, until its end and until its first line, and its peak MiB."""
+    """Exit status, seconds of processor time, until the end and until the first line (None without), peak MiB."""
 
     status: int
     processor: float
@@ -19,19 +19,19 @@ class Cost(NamedTuple):
     mebibytes: float
 
 
-def start(program: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
+def start(program: Path, args: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a Python program in its folder, with one thread; its standard error is dropped."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(program), *words]
+    command = [sys.executable, str(program), *args]
     return subprocess.Popen(
         command, cwd=program.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
 
 
-def measure(program: Path, words: Sequence[str]) -> Cost:
+def measure(program: Path, args: Sequence[str]) -> Cost:
     """Return the cost of a command that ends by itself."""
     began = time.monotonic()
-    process = start(program, words)
+    process = start(program, args)
     assert process.stdout is not None
     line = process.stdout.readline()
     first = time.monotonic() - began if line else None

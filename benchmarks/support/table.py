@@ -38,7 +38,7 @@ class Table:
 
 
 def write_csv(path: str, rows: Iterable[Iterable[str]]) -> None:
-    """Write rows, the first with the columns, as a CSV file in a folder that is made; an empty path writes nothing."""
+    """Write rows, the header first, as a CSV file, and make its folder; an empty path writes nothing."""
     if path:
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows(rows)

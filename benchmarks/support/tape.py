@@ -12,7 +12,7 @@ from kvbench.kernels.products import MATMUL_SETTINGS
 
 
 class Tape(TorchDispatchMode):
-    """Acts on a CPU like a CUDA graph: Python runs once, then its operations are repeated on the same tensors.
+    """Stand-in on a CPU for CUDA graphs: Python runs once, then its operations are repeated on the same tensors.
 
     Like a capture, recording has no effect on the tensors.
     """
@@ -22,13 +22,13 @@ class Tape(TorchDispatchMode):
         self.recorded = self.repeated = self.cleared = self.made_room = 0
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        """Record work; reading a number on the host is an error, as on a GPU (`GraphRecorder`)."""
+        """Record work; a read of a scalar by the host is an error, as on a GPU (`GraphRecorder`)."""
         self._done: list[tuple[Any, Any, Any, list[Tensor], str]] = []
         self._before: list[tuple[Tensor, Tensor]] = []
         with self:
             out = work()
-        for written, numbers in reversed(self._before):
-            written.copy_(numbers)
+        for written, values in reversed(self._before):
+            written.copy_(values)
         self.recorded += 1
         done = self._done
 
@@ -36,7 +36,7 @@ class Tape(TorchDispatchMode):
             self.repeated += 1
             before = MATMUL_SETTINGS.fp32_precision
             for func, args, kwargs, results, precision in done:
-                MATMUL_SETTINGS.fp32_precision = precision  # a graph repeats the program that it recorded
+                MATMUL_SETTINGS.fp32_precision = precision  # a graph repeats the kernels that it recorded
                 for old, new in zip(results, list_tensors(func(*args, **kwargs)), strict=True):
                     if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
                         old.copy_(new)
@@ -55,7 +55,7 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
-            raise AssertionError("a number is read on the host")
+            raise AssertionError("a host read was recorded")
         written = [
             value
             for value, argument in zip(args, func._schema.arguments, strict=False)

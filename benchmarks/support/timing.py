@@ -12,7 +12,7 @@ Clock = Callable[[], float]
 
 
 class Timed(NamedTuple):
-    """Median seconds of a run, the result of its last repetition, and the seconds of all."""
+    """Median seconds of a run, its last result, and the seconds of each repetition."""
 
     seconds: float
     result: Any
@@ -21,9 +21,9 @@ class Timed(NamedTuple):
     def compare(self, base: "Timed") -> tuple[float, str]:
         """Return the median ratio to another run of the same turns, and its interval of at least 95 %.
 
-        The interval is one of order statistics; with fewer than six turns it is the range.
+        The interval is between order statistics of the ratios; with fewer than six turns it is their range.
         """
-        ratios = sorted(own / other for own, other in zip(self.turns, base.turns, strict=True))
+        ratios = sorted(turn / other for turn, other in zip(self.turns, base.turns, strict=True))
         left_out, tail = 0, 1 / 2 ** len(ratios)
         while (tail := tail + math.comb(len(ratios), left_out + 1) / 2 ** len(ratios)) <= 0.025:
             left_out += 1

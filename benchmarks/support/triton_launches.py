@@ -32,7 +32,7 @@ class Variant(NamedTuple):
 
     @property
     def source(self) -> str:
-        """What the compiler is given, which has no part in the variant's name, as text."""
+        """Everything that the compiler is given, as one string; the variant's name is no part of it."""
         options = {"num_warps": 4, "num_stages": 3} | self.options
         return f"{self.kernel.__name__} {self.constants} {self.signature} {options}"
 
@@ -85,7 +85,7 @@ def describe_launch(name: str, kernel: Any, arguments: Sequence[Any], named: Map
 
 
 def _name_type(value: Any) -> str:
-    """Return Triton's name of the type of a pointer, a tile descriptor or a number."""
+    """Return Triton's name of the type of a tensor, a tile descriptor or a scalar."""
     if isinstance(value, Tensor):
         return f"*{TYPES[value.dtype]}"
     if isinstance(value, float):

@@ -190,5 +190,5 @@ def test_the_plain_loop_draws_the_engine_s_images_and_decodes_as_the_model_does(
 
 
 def test_a_model_without_scales_is_refused() -> None:
-    with pytest.raises(SystemExit, match="error: --model llamagen_tiny: it has no scales"):
+    with pytest.raises(SystemExit, match="error: --model llamagen_tiny: has no scales"):
         main(["kernels", "--model", "llamagen_tiny", "--device", "cpu"])

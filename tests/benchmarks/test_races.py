@@ -51,7 +51,7 @@ def test_values_are_read_by_budget(tmp_path: Path) -> None:
     found = read_values(tmp_path, "psnr")
     assert {budget: set(values) for budget, values in found.items()} == {"0.1": {"a-1", "b-1"}}
     assert found["0.1"]["a-1"].tolist() == [30.0, 100.0]
-    with pytest.raises(ValueError, match="needs two or more runs of a budget with lpips"):
+    with pytest.raises(ValueError, match="needs two or more runs at one budget with lpips"):
         read_values(tmp_path, "lpips")
 
 
@@ -63,7 +63,7 @@ def test_values_of_other_prompts_are_refused(
 ) -> None:
     write_run(tmp_path, "a-1", 0.1, [30.0, 33.0])
     write_run(tmp_path, "b-1", 0.1, values, first=first, seed=seed)
-    with pytest.raises(ValueError, match="on equal prompts"):
+    with pytest.raises(ValueError, match="same prompts"):
         read_values(tmp_path, "psnr")
 
 
