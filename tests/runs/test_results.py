@@ -75,6 +75,11 @@ def test_fields_of_other_versions_of_the_schema_do_no_harm(tmp_path: Path) -> No
         ('"peak_tokens": 99', '"peak_tokens": true', r"damaged \(memory\.peak_tokens is True, not int\)"),
         ('"better": "higher"', '"better": "both"', r"damaged \(metrics\.psnr\.better is 'both', not "),
         ('"lacking": [\n', '"lacking": [\n 3,', r"damaged \(evaluated\.psnr\.lacking is 3, not str\)"),
+        (
+            '"code": null',
+            '"resumed": [{"code": [3]}]',
+            r"damaged \(provenance\.resumed\[0\]\.code is \[3\], ",
+        ),
         ('"schema_version": 2', '"schema_version": 3', "has schema_version 3, this program reads 2"),
         ('"schema_version": 2,', "", "has schema_version None, this program reads 2"),
         ('"schema_version": 2,', '"schema_version": 2', "cannot be read "),

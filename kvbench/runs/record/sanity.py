@@ -16,7 +16,7 @@ MAX_DIGITS = 12
 SECTIONS = ("model", "prompts", "method", "eval", "calibrate", "storage", "windows")
 """Sections of the configuration that tables read."""
 HASHES = ("weights_sha256", "calibration", *DIGESTS)
-"""Texts of the provenance by which runs are grouped."""
+"""Strings of the provenance by which runs are grouped."""
 
 
 def check_results(record: Mapping[str, Any]) -> None:
@@ -60,13 +60,13 @@ def _check_provenance(provenance: Mapping[str, object]) -> None:
     resumed = provenance.get("resumed", [])
     if not (isinstance(resumed, list) and all(isinstance(one, Mapping) for one in resumed)):
         raise ValueError("provenance.resumed is not a list of objects")
-    for origin in (provenance, *resumed):
+    for prefix, origin in (("", provenance), *((f"resumed[{i}].", one) for i, one in enumerate(resumed))):
         for name in ("code", "versions", "classes"):
             if not isinstance(origin.get(name) or {}, Mapping):
-                raise ValueError(f"provenance.{name} is {origin[name]!r:.60}, not an object")
+                raise ValueError(f"provenance.{prefix}{name} is {origin[name]!r:.60}, not an object")
     for name in HASHES:
         if not isinstance(provenance.get(name), str | None):
-            raise ValueError(f"provenance.{name} is {provenance[name]!r:.60}, not a text")
+            raise ValueError(f"provenance.{name} is {provenance[name]!r:.60}, not a string")
     classes = provenance.get("classes") or {}
     assert isinstance(classes, Mapping)
     for part, known in classes.items():
@@ -75,5 +75,5 @@ def _check_provenance(provenance: Mapping[str, object]) -> None:
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether a text names an entry of a folder: without slashes and null characters, not `.` or `..`."""
+    """Return whether a string names an entry of a folder: without slashes and null characters, not `.` or `..`."""
     return PurePosixPath(name).name == name and name not in ("", ".", "..") and "\0" not in name
