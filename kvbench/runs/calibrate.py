@@ -30,7 +30,7 @@ from kvbench.prompts.files import PromptFile
 log = logging.getLogger(__name__)
 
 FOLDS = 2
-"""Folds of the calibration prompts; each is read through codebooks that were fitted to the others."""
+"""Number of folds of the calibration prompts; codebooks for a fold are fitted to the other folds."""
 
 
 def choose_calibration(
@@ -68,7 +68,7 @@ def check_calibration(prompts: Sequence[Prompt]) -> None:
     """Check that there are calibration prompts.
 
     Raises:
-        ConfigError: the run evaluates all prompts of its set, or the set's texts are read.
+        ConfigError: there are none, for instance because the run evaluates all prompts of its set.
     """
     if not prompts:
         raise ConfigError(
@@ -128,11 +128,11 @@ def calibrate(
         seed: seed of the prompts' noise.
         device: torch device.
         advance: function called after every batch with its number of prompts.
-        batch: prompts at a time; changes rounding only. Official programs use 1.
+        batch: prompts at a time; changes rounding only. Official code uses 1.
         noise: kind of noise, `stream` or `counter`.
 
     Returns:
-        The calibrated tensors of each observer.
+        The calibrated tensors of each observer, by name.
 
     Raises:
         ConfigError: there are no prompts, or a batch does not fit in memory.
@@ -171,7 +171,7 @@ def _watch(
     codebooks: CodebookTensors | None = None,
     batch: int = 1,
 ) -> None:
-    """Show generations to an observer, `batch` prompts at a time."""
+    """Show generations to observers, `batch` prompts at a time."""
     cache = KVCache(
         model.spec,
         Observation(observers, model.spec),
@@ -203,7 +203,7 @@ def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Arti
     """Read an artifact and check that its metadata has the expected values.
 
     Raises:
-        ConfigError: the file is unreadable, or a field differs; names the first one.
+        ConfigError: the file is unreadable, or names the first field that differs.
     """
     try:
         tensors, metadata = checkpoint.load(path)

@@ -36,12 +36,12 @@ _FileState = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class _Call:
-    """What an answered call depends on.
+    """Everything that the result of a finished call depends on.
 
     Attributes:
         folder: path of the run in `runs_dir`.
         stamps: state of each file and folder, by path.
-        origins: places of each package that was or would be imported, by top-level name.
+        origins: file and folders of each package that was or would be imported, by top-level name.
         versions: versions of the packages whose code is not read, by name.
     """
 
@@ -75,8 +75,8 @@ def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome
 def remember(job: "Job", outcome: Outcome) -> None:
     """Write a finished call to `runs_dir` for `recall`.
 
-    Nothing is written if the job has a logger, if shards are missing or a metric failed, if the run was made by another
-    calibration or engine, or if code, prompts or references changed after they were read or cannot be read.
+    Nothing is written if the job has a logger, if shards are missing or a metric failed, if the run was made by
+    another engine, or if code, prompts or references changed after they were read or cannot be read.
     """
     if outcome.results is None or job.logger is not None:
         return
@@ -116,7 +116,7 @@ def remember(job: "Job", outcome: Outcome) -> None:
 
 
 def _list_inputs(job: "Job", folder: Path) -> list[Path]:
-    """Return the files and folders that a job reads, except calibrations: those it names, prompts, references."""
+    """Return the files and folders that a job reads, except calibrations: named files, prompts, references."""
     from kvbench.prompts.sets import CACHE  # its imports are not needed by `recall`
 
     references = [path for one in job.evaluators.values() for path in one.list_references(folder).values()]
@@ -196,7 +196,7 @@ def _find(node: object) -> Iterator[str]:
 
 
 def _find_origin(package: str) -> str:
-    """Return the places of a package that is or would be imported, as one text; empty if there is none."""
+    """Return the file and folders that a package is or would be imported from, in one string; empty if not found."""
     spec = find_spec(package)
     return (
         "" if spec is None else os.pathsep.join([str(spec.origin), *(spec.submodule_search_locations or ())])

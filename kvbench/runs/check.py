@@ -47,7 +47,7 @@ def check_job(job: Job) -> None:
         )
     if job.settings.storage not in (CHANNEL, packing.storage if packing is not None else CHANNEL):
         names = job.settings.cache_dtype, job.method_name
-        log.warning("cache_dtype=%s, method=%s: settings of storage change nothing, or not all", *names)
+        log.warning("cache_dtype=%s, method=%s: some or all settings of storage have no effect", *names)
     if job.model.spec.writes_text:
         _note_image_windows(job)
     job.model.check_files()
@@ -121,7 +121,7 @@ def _has_grid(method: Mapping[str, object]) -> bool:
 
 
 def _check_prompts(job: Job, prompts: Sequence[Prompt]) -> None:
-    """Refuse prompts that the model cannot read; the message names the line of their file and cuts long ones."""
+    """Refuse prompts that the model cannot take; the message names the line of the file and cuts long prompts."""
     try:
         job.model.check_prompts([prompt.text for prompt in prompts])
     except ValueError:

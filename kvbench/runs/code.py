@@ -24,7 +24,7 @@ from kvbench.core.source import (
 
 PINS_FILE = Path(__file__).parents[1] / "assets" / "pins.json"
 CLASS_PACKAGES = ("eval", "forced", "methods", "models", "scenes")
-"""Packages of kvbench whose code is part of a run's identity; the code that conducts runs is not."""
+"""Packages of kvbench whose code is part of a run's identity; the other packages' code is not."""
 ENGINE_PACKAGES = ("core", "engine", "kernels")
 """Packages of kvbench whose code is recorded beside a run."""
 LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
@@ -34,10 +34,10 @@ class Pins(NamedTuple):
     """Code of a release.
 
     Attributes:
-        class_texts: SHA-256 of all files of `CLASS_PACKAGES`: where it fits, every class is as released.
+        class_texts: SHA-256 of all files of `CLASS_PACKAGES`: if it matches, every class is as released.
         engine_texts: SHA-256 of all files of `ENGINE_PACKAGES`.
-        engine: SHA-256 of their syntax trees.
-        modules: what stands for the file of each module of `CLASS_PACKAGES`, as in `Code.files`.
+        engine: SHA-256 of the syntax trees of these files.
+        modules: digest of the file of each module of `CLASS_PACKAGES`, as in `Code.files`.
         revisions: revision of each class by dotted name.
     """
 
@@ -50,7 +50,7 @@ class Pins(NamedTuple):
 
 @cache
 def read_pins() -> Pins:
-    """Return the pins of this release, by class."""
+    """Return the pins of this release."""
     return Pins(**json.loads(PINS_FILE.read_text(encoding="utf-8")))
 
 
@@ -111,7 +111,7 @@ def describe_classes(classes: Collection[type]) -> dict[str, object]:
 
 @cache
 def is_as_now(name: str, version: int | str) -> bool:
-    """Return whether the files of a class, which is not imported, are as those of a run.
+    """Return whether the code of a class, which is not imported, is that of a run.
 
     Args:
         name: dotted name of the class.
@@ -168,7 +168,7 @@ def _read_class(cls: type, _: int) -> Code:
 
 
 def _list_own(package: str) -> frozenset[str]:
-    """Return the top-level names of the distribution that installed a package; none for other packages."""
+    """Return the top-level names of the distribution that installed a package; empty for kvbench and loose packages."""
     if package == "kvbench" or _is_loose(package):
         return frozenset()
     names = _find_distributions()
@@ -198,7 +198,7 @@ def _is_loose(top: str) -> bool:
 
 
 def read_packages(packages: Iterable[str]) -> dict[str, bytes]:
-    """Return the text of each module in packages of kvbench, as it was imported or, if it was not, as it is on disk.
+    """Return the content of each module in packages of kvbench, as imported or, if it was not imported, as on disk.
 
     Raises:
         ChangedFileError: a file was edited after it was imported.
@@ -216,7 +216,7 @@ def read_packages(packages: Iterable[str]) -> dict[str, bytes]:
 
 
 def hash_texts(texts: Mapping[str, bytes]) -> str:
-    """Return one SHA-256 of the files of modules."""
+    """Return one SHA-256 of the contents of modules."""
     return hash_values({name: hash_content(text) for name, text in texts.items()})
 
 
@@ -251,7 +251,7 @@ def _list_required() -> frozenset[str]:
 
 
 _find_distributions = cache(packages_distributions)
-"""The distributions of each top-level package, read once, which takes a third of a second."""
+"""Function that returns the distributions of each top-level package; its first call takes a third of a second."""
 
 
 def name_class(cls: type) -> str:
@@ -273,7 +273,7 @@ def find_inner_classes(one: object) -> Iterator[type]:
 
 
 def _find_targets(settings: object) -> Iterator[type]:
-    """Yield the classes that the `_target_` keys of settings name; these are imported."""
+    """Yield the imported classes that the `_target_` keys of settings name."""
     if isinstance(settings, Mapping):
         module, _, name = str(settings.get("_target_", "")).rpartition(".")
         known = getattr(sys.modules.get(module), name, None)

@@ -57,10 +57,10 @@ def run(job: Job, opened: Opened = lambda *_: None) -> Outcome:
         Busy: another process calibrates, and the job does not wait.
     """
     _begin(job)
-    one = job.reference if job.is_reference else job
+    chosen = job.reference if job.is_reference else job
     if (obstacle := find_obstacle(job.settings.runs_dir)) is not None:
-        return _check_scores(job, _read_finished(one, obstacle))
-    outcome = _complete(one, opened)
+        return _check_scores(job, _read_finished(chosen, obstacle))
+    outcome = _complete(chosen, opened)
     if job.logger is not None and outcome.results is not None:
         with reporting_failure(outcome.folder.name):
             job.logger.send(outcome.folder, outcome.results, job.sweep)
@@ -86,7 +86,7 @@ def _read_finished(job: Job, obstacle: str) -> Outcome:
 
 
 def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
-    """Take the steps of a run that are not done yet; its model is loaded."""
+    """Take the missing steps of a run whose model is loaded."""
     calibrations = calibrate_job(job)
     budget = prepare_method(job, calibrations.artifact)
     folder = open_folder(job, calibrations)
@@ -111,7 +111,7 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
 
 
 def draw_missing(job: Job, folder: RunFolder, calibrations: Calibrations, budget: Budget) -> bool:
-    """Draw the samples that a run lacks, with a method that is prepared; return whether all samples exist."""
+    """Generate the samples that a run lacks, with a prepared method; return whether all samples exist."""
     folder.add_origins([provenance(job.settings.device, job.cache_plan.graph_obstacle)])
     return generate(job, folder, open_cache(job, calibrations.codebooks), budget)
 
@@ -136,7 +136,7 @@ def rescore(job: Job) -> Outcome:
 
 
 def _begin(job: Job) -> None:
-    """Check all that can be wrong with a job, and load its model."""
+    """Check a job before any long work, and load its model."""
     check_evaluators(job.evaluators, job.settings.require)
     check_job(job)
     if (check := getattr(job.logger, "check", None)) is not None:
@@ -169,7 +169,7 @@ def _settle_digests(job: Job, folder: RunFolder, ours: Mapping[str, object]) -> 
     """Keep the samples of a whole run that was made by another calibration or engine, and say so; else remove them.
 
     Raises:
-        ConfigError: another process draws the run.
+        ConfigError: another process generates the run.
     """
     if not (difference := describe_difference(read_digests(folder.path), ours)):
         return
@@ -245,7 +245,7 @@ def _check_scores(job: Job, outcome: Outcome) -> Outcome:
     """Check that required evaluators succeeded; for a reference, only those that need no reference.
 
     Raises:
-        ConfigError: one was skipped or failed; the message has the reasons of its metrics.
+        ConfigError: a required evaluator was skipped or failed; the message has the reasons of its metrics.
     """
     if (results := outcome.results) is None:
         return outcome

@@ -65,22 +65,22 @@ class Job:
     """One run, with everything it is made of.
 
     Attributes:
-        settings: what belongs to no group.
+        settings: settings outside the groups.
         model: loaded or not.
         method: not yet prepared.
         method_name: name as in `conf/method`.
-        prompts: what to generate.
+        prompts: prompts of the run.
         config: the resolved configuration, JSON values.
-        calibration_prompts: what a calibration watches.
+        calibration_prompts: prompts of calibrations.
         evaluators: evaluators by config name.
-        logger: None to send nothing.
+        logger: service that the finished run is sent to; None for none.
         sweep: name of the sweep that the run belongs to; None for a run by itself.
-        bounded: the job whose reference this full-cache run with other rounding or other seeds is compared with.
+        bounded: job whose bound (`bounds`) this full-cache run is; None for other runs.
         wait_for_others: wait for the work of other processes on this run, its reference and its calibration.
         is_leader: check that samples are whole; false for a worker that helps with a run which another one leads.
         around_block: context in which a block of a run's folder is generated; entering it may raise `Busy`, which
             leaves the block to others.
-        full_pass: folder of the reference, with which a reading is compared; None for the reference itself.
+        full_pass: folder of the reference, whose scores of texts are compared; None for the reference itself.
         read_at: time in nanoseconds before `prompts` were read.
     """
 
@@ -109,7 +109,7 @@ class Job:
 
     @property
     def reads(self) -> bool:
-        """Whether texts are read, and compared with the full cache's reading."""
+        """Whether texts are scored by forced decoding, and compared with the full cache's scores."""
         return isinstance(self.model, ForcedDecoding)
 
     @cached_property
@@ -160,7 +160,7 @@ class Job:
 
     @cached_property
     def longest(self) -> LongestPrompt | None:
-        """The longest prompt if the method is prepared for it; None for the longest that the model reads.
+        """The longest prompt if the method is prepared for it; None for the longest prompt that the model takes.
 
         A method protects the tokens of a prompt, not the padding in front of it. So where padding does not count as
         held, a budget in tokens that is too small for the model's longest prompt may be large enough for the run's. A
@@ -177,7 +177,7 @@ class Job:
         except InfeasibleBudget:
             counts = self.model.count_prompt_tokens([prompt.text for prompt in self.prompts])
             return max(map(LongestPrompt, self.prompts, counts), key=lambda one: one.tokens, default=None)
-        except ValueError:  # another fault, which a check of the job names
+        except ValueError:  # another error, which `check_job` reports
             pass
         return None
 
@@ -217,13 +217,13 @@ class Job:
         """
         with claim(path, wait=self.wait_for_others, lapse=self.settings.work.lapse) as is_mine:
             if not is_mine:
-                raise Busy(f"{path}: another process is working on it")
+                raise Busy(f"{path}: in use by another process; try again later")
             yield
 
     def bounds(self) -> "list[Job]":
         """Return two full-cache runs to compare with the reference: with another batch size, and with other seeds.
 
-        The first differs by rounding alone; the second shows what two images of one prompt have in common.
+        The first differs by rounding alone; the second shows what two samples of one prompt have in common.
         """
         full, settings = self.reference, self.settings
         size = settings.batch_size // 2 or 2
@@ -254,11 +254,11 @@ class Job:
 
 
 def fit_prompts(model: Model, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return prompts with their drafts fitted to the tokens of the model that reads or answers them.
+    """Return prompts with drafts fitted to the tokens of the model.
 
     Raises:
-        ConfigError: it is not a language model, a length is too small, or its vocabulary lacks a word.
-        WeightsError: its tokenizer is missing.
+        ConfigError: the model is not a language model, a length is too small, or the vocabulary lacks a word.
+        WeightsError: the tokenizer is missing.
     """
     if all(prompt.draft is None for prompt in prompts):
         return list(prompts)
@@ -280,15 +280,15 @@ def fit_prompts(model: Model, prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def read_or_write(model: Model, prompts: Sequence[Prompt], others: Sequence[Prompt]) -> Model:
-    """Return forced decoding of the prompts' texts if they are to be read, else the model.
+    """Return a model for forced decoding if the prompts have texts to score, else the model.
 
     Args:
         model: loaded or not.
         prompts: prompts of a run.
-        others: its calibration prompts.
+        others: calibration prompts of the run.
 
     Raises:
-        ConfigError: the model cannot read them.
+        ConfigError: the model cannot take the texts, or a calibration text has several parts.
     """
     first = prompts[0].reading
     if first is None:
@@ -305,9 +305,9 @@ def read_or_write(model: Model, prompts: Sequence[Prompt], others: Sequence[Prom
 
 
 def _read_like(reading: ForcedText, prompt: Prompt) -> ForcedText:
-    """Return the reading of a calibration prompt of a file, of the same length as a run's texts."""
+    """Return `reading` with the text of a calibration prompt from a file."""
     if len(reading.parts) > 1:
         raise ConfigError(
-            "calibrate.prompts: texts with several parts are calibrated on others of their set; set null"
+            "calibrate.prompts: texts of several parts need others of their set; set calibrate.prompts=null"
         )
     return replace(reading, parts=(reading.parts[0]._replace(text=prompt.text),))

@@ -40,7 +40,7 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
 def identify_method(section: Mapping[str, object], given: object, method: Method) -> dict[str, object]:
     """Return the settings that identify a method, without the `given` path, and the revision of each class in it.
 
-    A method around another one has a revision of its own, and the settings of the inner method have that one's.
+    A method around another one has its own revision; the inner settings have the inner method's revision.
     """
     settings = {key: value for key, value in section.items() if value != given}
     inner = {

@@ -1,4 +1,4 @@
-"""Runs that are drawn block by block, as far as their samples are needed."""
+"""Runs that are generated block by block, as far as their samples are needed."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ from kvbench.runs.record.folder import LEFT, RunFolder
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds between looks at blocks that other processes draw; each look prepares a cache, so they become rare."""
+"""Seconds between polls of blocks that other processes generate; they grow, since each poll prepares a cache."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PartialRun:
     budget: Budget
 
     def leave(self) -> None:
-        """Note in the status of an unfinished run that its race needs no more of it."""
+        """Note in the status of an unfinished run that its race needs no more samples."""
         self.folder.note(LEFT)
 
 
@@ -57,9 +57,9 @@ def begin(job: Job) -> PartialRun:
 
 
 def extend(run: PartialRun, block: range, reference: Path | None = None) -> None:
-    """Draw the samples of a run up to the end of a block, as `execute.run` does; existing ones are kept.
+    """Generate the samples of a run up to the end of a block, as `execute.run` does; existing samples are kept.
 
-    Blocks that other processes draw are waited for.
+    It waits for blocks that other processes generate.
 
     Args:
         run: the run.
@@ -82,7 +82,7 @@ def extend(run: PartialRun, block: range, reference: Path | None = None) -> None
 
 @contextmanager
 def _refuse_after(stop: int, _: Path, block: range) -> Iterator[None]:
-    """Refuse to generate a block from sample `stop` on."""
+    """Raise `Busy` for blocks from sample `stop` on."""
     if block.start >= stop:
         raise Busy
     yield

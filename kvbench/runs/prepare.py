@@ -24,15 +24,15 @@ from kvbench.runs.job import Job
 from kvbench.runs.record.merge import import_calibration
 
 PIXEL_SETTINGS = ("decoder_dtype", "rounding")
-"""Settings of a model that change the pixels of decoded latents, and no calibration."""
+"""Settings of a model that change the pixels of decoded latents but no calibration."""
 
 
 class UsedFile(NamedTuple):
-    """File of a calibration, or one that the user gives in its place.
+    """File of a calibration, or a file that the user gives in its place.
 
     Attributes:
-        name: what a run's name takes: the name of a calibration, which stands for all that it is made from and is the
-            same on every machine; the content of a given file.
+        name: value in a run's identity: a calibration's name, which identifies all its inputs and is equal on every
+            machine; the SHA-256 of a given file.
         sha256: SHA-256 of its content.
     """
 
@@ -63,10 +63,10 @@ class Calibrations(NamedTuple):
 
 
 def calibrate_job(job: Job) -> Calibrations:
-    """Return the calibrations of a job; make and save those that are missing. The model is loaded.
+    """Return the calibrations of a job, whose model is loaded; make and save missing ones.
 
     Raises:
-        Busy: another process makes one, and the job does not wait.
+        Busy: another process makes a calibration, and the job does not wait.
     """
     needs, observer = job.method.needs(), job.cache_plan.codebooks
     artifact = observe(job, [needs])[0] if isinstance(needs, Observer) else None
@@ -110,7 +110,7 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
     Processes that need the same calibration wait for the first one to make it.
 
     Raises:
-        Busy: another process makes one, and the job does not wait.
+        Busy: another process makes a calibration, and the job does not wait.
     """
     files = [locate_calibration(job, observer) for observer in observers]
     for path, _ in files if job.settings.runs_dirs else ():
@@ -165,7 +165,7 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
 
 
 def _choose_batch_size(job: Job) -> int:
-    """Return the batch size of a calibration; 1 for texts that are written, which end at different lengths."""
+    """Return the batch size of a calibration; 1 for generated texts, which end at different lengths."""
     writes = isinstance(job.model, ForcedOutputs) or not job.reads
     if job.model.identified.output == TEXTS.kind and writes:
         return 1

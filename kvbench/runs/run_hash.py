@@ -24,7 +24,7 @@ class Identity:
         storage: settings of low-bit storage and the name of its codebooks; None for other storage.
         batch_invariant: whether attention is batch invariant.
         noise: kind of noise.
-        code: SHA-256 of the code of method or model, by part, where it is not as released; None if all is.
+        code: SHA-256 of the code of method and model, by part, if it is not as released; None if all code is.
     """
 
     model: Mapping[str, object]
@@ -44,5 +44,5 @@ class Identity:
 
     @property
     def hash(self) -> str:
-        """The first ten hex digits of the SHA-256 of all but the label."""
+        """The first ten hex digits of the SHA-256 of all fields except the label."""
         return hash_values({name: value for name, value in vars(self).items() if name != "label"})[:10]

@@ -89,7 +89,7 @@ def test_a_process_that_draws_is_not_robbed_of_its_samples(
     monkeypatch.undo()
     with (
         claim(folder / ".block-4-6"),
-        pytest.raises(ConfigError, match=r"another process draws it with other code or another calibration"),
+        pytest.raises(ConfigError, match=r"another process generates it with other code or calibration"),
     ):
         begin(job_in(tmp_path))
     assert count_records(folder) == 4

@@ -209,7 +209,7 @@ def test_storage_without_effect_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str, storage: StorageConfig, told: bool
 ) -> None:
     check_job(job_of(tmp_path, cache_dtype=dtype, storage=storage))
-    assert ("settings of storage change nothing, or not all" in caplog.text) == told
+    assert ("some or all settings of storage have no effect" in caplog.text) == told
 
 
 def test_prompts_of_a_batch_change_nothing_but_rounding(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_recordings_are_given_up_before_batches_are_halved(
     sizes = [len(block) for block in blocks(len(job.prompts), 4, 0, 1)]
     assert model.tries == [sizes[0], sizes[1], *sizes[1:]]
     assert (
-        caplog.text.count(f"of memory for recorded scales with {sizes[1]} prompts: continuing without") == 1
+        caplog.text.count(f"of memory for recorded graphs with {sizes[1]} prompts: continuing without") == 1
     )
     assert "at a time" not in caplog.text
 

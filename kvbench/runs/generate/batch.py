@@ -36,8 +36,8 @@ class Batch(NamedTuple):
 
     Attributes:
         records: the lines of samples.jsonl.
-        outputs: images, texts or records of texts.
-        retention: retention of the batch with the run's first prompt; None for all others.
+        outputs: images, generated texts or scored texts.
+        retention: retention of the batch with the run's first prompt; None for other batches.
     """
 
     records: list[dict[str, object]]
@@ -75,7 +75,7 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
     """Generate the samples of a chunk of prompts and record their costs; the other processes generate the same.
 
     Raises:
-        ConfigError: another process made something else.
+        ConfigError: another process generated a different text.
         ProcessLost: another process ended.
     """
     settings, processes, spec = job.settings, job.model.processes, job.model.spec
@@ -164,23 +164,23 @@ def load(job: Job) -> None:
 
 
 def _count_drawn(job: Job, output: object) -> int | None:
-    """Return the tokens of a text that the model drew; None for images, and for given texts."""
+    """Return the number of tokens that the model generated for a text; None for images and given texts."""
     if isinstance(output, ScoredText):
         return len(output.tokens) if isinstance(job.model, ForcedOutputs) else None
     return output.tokens if isinstance(output, Text) else None
 
 
 def _locate_full(job: Job, chunk: range) -> list[Path] | None:
-    """Return the files of the full cache's readings; None for the reference itself.
+    """Return the files of the full cache's scored texts; None for the reference itself.
 
     Raises:
-        Busy: another process still reads one.
+        Busy: another process still computes one.
     """
     if job.full_pass is None:
         return None
     paths = [READINGS.find(job.full_pass, index) for index in chunk]
     if missing := [path for path in paths if not path.is_file()]:
-        raise Busy(f"{missing[0]}: another process is reading it")
+        raise Busy(f"{missing[0]}: another process computes it")
     return paths
 
 

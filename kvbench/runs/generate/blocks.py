@@ -25,8 +25,8 @@ def generate(job: Job, folder: RunFolder, cache: KVCache, budget: Budget) -> boo
     """Generate the missing blocks of this shard; return whether all samples of the run exist.
 
     Processes that share a run take different blocks. A job that waits for others comes back to their blocks at the end
-    and takes over the blocks of a process that died. Out of memory, a process halves the prompts that it draws at a
-    time. A block is saved while the next one is drawn, and stays claimed until it is saved. `budget` is the method's.
+    and takes over the blocks of a process that died. Out of memory, a process halves the prompts that it generates at
+    a time. A block is saved while the next one is generated, and stays claimed until then. `budget` is the method's.
 
     Raises:
         Busy: the context of a block refuses it.
@@ -81,7 +81,7 @@ def _generate_block(
     limit: int,
     save: Callable[[Work], None],
 ) -> int:
-    """Draw a block, at most `limit` prompts at a time; return the number of prompts that memory suffices for.
+    """Generate a block, at most `limit` prompts at a time; return the number of prompts that fit in memory.
 
     Each chunk is passed to `save`, which may save it later, but in order.
     """
@@ -99,7 +99,7 @@ def _generate_block(
 
 
 def _save(folder: RunFolder, batch: Batch) -> None:
-    # Retention first: a block whose samples exist is not drawn again.
+    # Retention first: a block whose samples exist is not generated again.
     if batch.retention is not None:
         folder.write(RETENTION, batch.retention.to_json())
     folder.add(batch.records, batch.outputs)
@@ -108,9 +108,9 @@ def _save(folder: RunFolder, batch: Batch) -> None:
 def _draw_or_none_if_oom(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch | None:
     """Return the samples of some prompts; None if memory may suffice for fewer prompts.
 
-    If memory does not suffice for recorded scales, the prompts are drawn again without them, since fewer prompts at a
-    time would be rounded otherwise. With several processes the error is raised: those with enough memory would wait for
-    the one without.
+    If memory does not suffice for recorded graphs, the prompts are generated again without graphs, since fewer prompts
+    at a time would be rounded differently. With several processes the error is raised: processes with enough
+    memory would wait for the one without.
     """
     work = partial(draw, job, cache, budget, chunk)
     final = len(chunk) == 1 or job.model.processes.count > 1
@@ -124,6 +124,6 @@ def _draw_or_none_if_oom(job: Job, cache: KVCache, budget: Budget, chunk: range)
         return work()
     batch = run_or_none_if_oom(work, forget)
     if batch is None and held == [True]:
-        log.warning("out of memory for recorded scales with %d prompts: continuing without", len(chunk))
+        log.warning("out of memory for recorded graphs with %d prompts: continuing without", len(chunk))
         batch = None if final else run_or_none_if_oom(work, forget)
     return work() if batch is None and final else batch

@@ -48,7 +48,7 @@ class Retention:
     prompts: int
 
     def to_json(self) -> str:
-        """Return the contents of retention.json as text."""
+        """Return the contents of retention.json."""
         return json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)}, allow_nan=False) + "\n"
 
 
@@ -66,13 +66,13 @@ def read_retention(folder: Path) -> Retention | None:
         retention = read_fields(Retention, values)
         if values["schema_version"] != SCHEMA_VERSION:
             raise ValueError(
-                f"schema_version {values['schema_version']}, this program reads {SCHEMA_VERSION}"
+                f"schema_version {values['schema_version']}, this version reads {SCHEMA_VERSION}"
             )
         count = len(retention.sources)
         if len(retention.tokens) != count or any(
             len(head) != count for layer in retention.kept for head in layer
         ):
-            raise ValueError("not a number for each source")
+            raise ValueError("not one number for each source")
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path}: damaged ({error}); delete it; tables leave it out") from None
     return retention

@@ -1,6 +1,6 @@
 """Samples that a run takes from earlier runs which differ from it in their prompts alone.
 
-A sample depends on its prompt, the prompt's number and the seed, not on the other prompts. So a run of 512 prompts
+A sample depends on its prompt, the prompt's index and the seed, not on the other prompts. So a run of 512 prompts
 takes the samples of a run of their first 64. Such runs are found by the hashes of all lists of prompts that were used
 in a folder of runs, each an empty file `<runs_dir>/.prompts/<sha256>`.
 """
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def note_prompts(runs_dir: Path, identity: Identity) -> None:
-    """Remember that a run with this list of prompts may exist, so that later runs find it."""
+    """Record that a run with this list of prompts may exist, so that later runs find it."""
     path = runs_dir / PROMPT_LISTS / identity.prompts
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,8 +34,8 @@ def note_prompts(runs_dir: Path, identity: Identity) -> None:
 def take_samples(job: Job, folder: RunFolder, identity: Identity) -> bool:
     """Copy missing samples from runs of equal settings and other prompts; return whether all samples now exist.
 
-    Taken are samples of the same prompt, number and seed. Runs in `runs_dirs` are used too, unfinished runs as far as
-    they are. Records keep the costs of the earlier run. A resumed run does the same. Nothing is taken where the
+    Samples of the same prompt, index and seed are taken. Runs in `runs_dirs` are used too, and so are unfinished
+    runs. Records keep the costs of the earlier run. A resumed run does the same. Nothing is taken where the
     longest prompt of the run decides what is kept (`Job.longest`).
 
     Raises:
@@ -53,7 +53,7 @@ def take_samples(job: Job, folder: RunFolder, identity: Identity) -> bool:
 
 
 def _find_alike(runs: Path, identity: Identity) -> list[Path]:
-    """Return the folders of a model's runs that have this identity but for their prompts, the largest first."""
+    """Return the folders of a model's runs whose identity differs in the prompts alone, the largest first."""
     places = runs.parent / PROMPT_LISTS, runs
     lists, folders = (sorted(path.name for path in place.glob("*")) for place in places)
     hashes = {replace(identity, prompts=prompts).hash for prompts in lists} - {identity.hash}
@@ -91,7 +91,7 @@ def _take_from(source: Path, job: Job, folder: RunFolder) -> None:
 def _leave_out_first_batch(
     source: Path, folder: RunFolder, records: Sequence[SampleRecord]
 ) -> Sequence[SampleRecord]:
-    """Return records that can be taken without drawing retention.json anew, which is of the whole first batch.
+    """Return records that can be taken without making retention.json anew, which describes the whole first batch.
 
     That file is copied with the samples that it describes.
     """

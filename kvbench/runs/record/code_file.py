@@ -72,6 +72,6 @@ def describe_change(
 def list_changed(
     before: Mapping[str, str], after: Mapping[str, str], released: Mapping[str, str]
 ) -> list[str]:
-    """Return the files that were changed, added or removed; one that a side does not have is as released."""
+    """Return the files that were changed, added or removed; a file that a side lacks is as released."""
     sides = ({**released, **before}, {**released, **after})
     return [name for name in sorted({*before, *after}) if sides[0].get(name) != sides[1].get(name)]

@@ -13,7 +13,7 @@ from kvbench.engine.memory import cache_bytes, paper_mib
 from kvbench.runs.record.results import MAX_LOAD, Latency, Memory
 
 DIGITS = 5
-"""Number of decimals of what a record says about rows."""
+"""Number of decimals of a record's values about rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class Cost:
     Attributes:
         seconds: time of the batch divided by its prompts.
         tokens: tokens of its text; None for an image.
-        longest: tokens of the longest row between segments; None without rows.
-        protected_drops: protected slots that were dropped in this sample; None for none.
+        longest: tokens of the longest row between segments; None if there are no rows.
+        protected_drops: protected slots that were dropped in this sample; None if none were.
         bytes_read: bytes that attention read from the cache for the sample; None in records of earlier versions.
         processes: processes that share the model, whose memory is summed; None for one.
         device: torch device.
@@ -160,7 +160,7 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
 def summarise_latency(costs: Sequence[Cost]) -> Latency:
     """Return mean, median and throughput over the samples of a run that ran under the most common condition.
 
-    Of two conditions with as many samples, the larger batch counts, then the earlier one.
+    Of conditions with equally many samples, the one with the larger batch counts, then the earlier one.
     """
     numbers = Counter(cost.condition for cost in costs)
     chosen = max(numbers, key=lambda one: (numbers[one], one[0]))

@@ -44,7 +44,7 @@ LOGS = "wandb"
 """Folder of the files of Weights & Biases, with links to its own logs elsewhere; neither published nor merged."""
 
 LEFT = "left a race"
-"""Status of a run that `task=choose` has drawn as far as its race needed."""
+"""Status of a run that `task=choose` has generated as far as its race needed."""
 
 SampleRecord = Mapping[str, object]
 """Fields of a line of samples.jsonl."""
@@ -89,7 +89,7 @@ class RunFolder:
         kind: SampleKind = IMAGES,
         make: bool = True,
     ) -> None:
-        # It may exist under another name of the same method.
+        # The run may exist under another name of the same method.
         paths = sorted((root / model).glob(f"*-{identity.hash}"))
         self.path = paths[0] if paths else root / model / f"{identity.label}-{identity.hash}"
         self._home = os.path.realpath(self.path)
@@ -152,15 +152,14 @@ class RunFolder:
             None if another process did so in the meantime.
 
         Raises:
-            ConfigError: another process draws the run.
+            ConfigError: another process generates the run.
         """
         with self.locked():
             if not describe_difference(read_digests(self.path), digests):
                 return None
             if any(is_held(path) for pattern in WORK_CLAIMS for path in self.path.glob(pattern)):
                 raise ConfigError(
-                    f"{self.path}: another process draws it with other code or another calibration; wait for it, or "
-                    "stop it"
+                    f"{self.path}: another process generates it with other code or calibration; wait for it, or stop it"
                 )
             count = len(self._records())
             for name in (FILE, RECORDS, "retention.json", "code.json", "config.yaml", PROVENANCE):
@@ -281,7 +280,7 @@ class RunFolder:
         """Return a path to write to, if no link leads it out of the folder that was opened.
 
         Raises:
-            ConfigError: a link does, which may be newer than this object.
+            ConfigError: a link leads out; it may be newer than this object.
         """
         if not (real := Path(os.path.realpath(path))).is_relative_to(self._home):
             raise ConfigError(
@@ -325,7 +324,7 @@ class RunFolder:
 
 
 def read_records(folder: Path) -> dict[int, SampleRecord]:
-    """Return the records of a run's folder by index, in order, without looking at samples; nothing is written.
+    """Return the records of a run's folder by index, in order, without reading samples; nothing is written.
 
     Raises:
         ConfigError: a line is not a record.
@@ -380,5 +379,5 @@ def blocks(count: int, size: int, shard: int, shards: int) -> list[range]:
 
 
 def slug(text: str) -> str:
-    """Return a text for a file name, with other characters replaced by `-`."""
+    """Return a string for a file name: letters, digits, _ and dots; all other characters become `-`."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")

@@ -11,7 +11,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 WAITED = Path("/proc/self/schedstat")
 """File of Linux whose second number is how long the main thread waited for a processor, in nanoseconds."""
 LEAST_SHARE = 0.01
-"""Least share of a processor that a load stands for."""
+"""Minimum divisor in `find_load`, so that loads are at most 100."""
 
 
 @cache
@@ -26,12 +26,12 @@ def describe_machine(device: str) -> str:
 
 
 def read_waited() -> float | None:
-    """Return the seconds that this process has waited for a processor so far; None where the system does not tell."""
+    """Return the seconds that this process has waited for a processor so far; None if the system does not report it."""
     return int(WAITED.read_text().split()[1]) / 1e9 if WAITED.is_file() else None
 
 
 def find_load(before: float | None, seconds: float) -> float:
-    """Return the threads per processor during a batch: 2 if this process waited half of the time for others.
+    """Return the threads per processor during a batch: 2 if this process waited half of the time for other processes.
 
     If the system does not report the wait, it is the load average of the last minute, which misses short work.
 

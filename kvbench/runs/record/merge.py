@@ -33,7 +33,7 @@ class Merged(NamedTuple):
         name: model and name.
         added: number of copied samples.
         known: number of samples that existed and are equal.
-        problem: what was not merged and why; None if everything was.
+        problem: what was not merged and why; None if everything was merged.
     """
 
     name: str
@@ -150,7 +150,7 @@ def import_calibration(path: Path, others: Sequence[str]) -> None:
 def _merge_results(
     path: Path, results: Results | None, folder: RunFolder, indices: Sequence[int]
 ) -> str | None:
-    """Copy the other files of a finished run, results last; return the problem, None if there is none."""
+    """Copy the other files of a finished run, results last; return the problem; None if there is none."""
     same = set(folder.samples()) == set(indices) and folder.path.name == path.name
     if results is None or folder.finished() or not same:
         return None  # nothing to copy, or not what was scored

@@ -2,7 +2,7 @@
 
 The file describes the first process that worked on the run; `resumed` lists the others that differ.
 
-A run's name has what a calibration was made from, so that it is the same on every machine; the numbers in the file
+A run's name has what a calibration was made from, so that it is the same on every machine; the values in the file
 differ by rounding. So all samples of a run are made by one calibration and one engine, whose digests are in the file.
 """
 
@@ -44,7 +44,7 @@ def read_digests(folder: Path) -> Mapping[str, object]:
 
 
 def describe_difference(known: Mapping[str, object], ours: Mapping[str, object]) -> str:
-    """Return in which digests two records differ, as `another calibration (1a2b3c4d, not 5e6f7a8b)`; empty for none.
+    """Return the digests in which two records differ, as `another calibration (1a2b3c4d, not 5e6f7a8b)`, else "".
 
     A side without a record differs in nothing.
     """
@@ -59,7 +59,7 @@ def _cut(sha256: object) -> str:
 
 
 def list_origins(provenance: Origin | None) -> list[Origin]:
-    """Return the origins in the contents of provenance.json, the first process's at the beginning."""
+    """Return the origins in the contents of provenance.json, beginning with the first process's."""
     if not provenance:
         return []
     resumed = provenance.get("resumed")

@@ -50,7 +50,7 @@ class Memory:
             longest text.
         least_share: minimum share of min(B, all tokens so far) held after a segment.
         lse_drift: mean change, in nats, of the log-sum-exp of watched queries by drops, minimum over batches; None if
-            the method watches none or a batch dropped nothing.
+            the method watches no queries or a batch dropped nothing.
         utilisation: slot utilisation (SU): tokens held over slots if all rows were as long as the sequence's longest,
             mean over samples; None if no token was held.
         regular_tokens: peak tokens of a sequence if all rows were as long as the longest, as Hard-KV's HA-Max
@@ -62,8 +62,8 @@ class Memory:
         last_bytes: bytes that one sequence held when it held `last_tokens`.
         bytes_read: bytes that attention reads from the cache for an image, or for a token of texts, mean over images or
             over all tokens, all sequences of a prompt together; None if a sample lacks it.
-        protected_drops: slots of score +inf that were dropped because their row had more of them than slots, summed
-            over layers, segments and samples; None for none.
+        protected_drops: slots of score +inf that were dropped because a row's capacity was smaller, summed over layers,
+            segments and samples; None if none were.
     """
 
     budget_tokens: float
@@ -153,20 +153,20 @@ class Memory:
 class Latency:
     """Wall-clock time of generation, from text to pixels or to text; a text counts as an image.
 
-    Numbers are of the samples that ran under the condition (batch size, kind of device, machine, load) most common in
+    Values are of the samples that ran under the condition (batch size, kind of device, machine, load) most common in
     the run.
 
     Attributes:
         seconds_per_image: mean time of a batch divided by its prompts.
-        seconds_per_image_median: median of the same.
+        seconds_per_image_median: median time of a batch divided by its prompts.
         images_per_second: images over total time.
         batch: batch size, prompts.
         device: torch device.
-        machine: processor of these samples.
+        machine: processor that generated these samples.
         samples: number of these samples.
         tokens_per_second: tokens of these texts over total time; None for images.
         others: number of the samples that ran under other conditions and are left out.
-        busy: whether they ran beside other work: more than `MAX_LOAD` threads per processor.
+        busy: whether these samples ran beside other work: more than `MAX_LOAD` threads per processor.
     """
 
     seconds_per_image: float
@@ -218,7 +218,7 @@ class Results:
         provenance: code, versions and machine; None if it was not recorded.
         memory: memory of the cache.
         latency: times of generation.
-        evaluated: outcomes of evaluators by name in the configuration.
+        evaluated: outcomes of evaluators by config name.
         metrics: metrics by name.
         steps: contents of a sequence after each segment, mean over samples; empty if no queries are watched.
         finished: UTC time of the last evaluation.
@@ -238,7 +238,7 @@ class Results:
     finished: str = ""
 
     def to_json(self) -> str:
-        """Return the contents of results.json as text."""
+        """Return the contents of results.json."""
         values = {"schema_version": SCHEMA_VERSION, **asdict(self)}
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
@@ -267,7 +267,7 @@ class Results:
 
     @property
     def budget_text(self) -> str:
-        """Budget for tables: tokens per head where it was given as such, otherwise a fraction of the full cache."""
+        """Budget for tables: tokens per head if it was given as such, otherwise a fraction of the full cache."""
         given = self.setting("budget")
         in_tokens = self.memory.budget_unit == "tokens" and self.memory.budget < 1
         if in_tokens and isinstance(given, (int, float)) and given > 1:

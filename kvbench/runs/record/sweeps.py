@@ -30,8 +30,8 @@ class JobStatus:
         files: other files that the job wrote, such as calibrations.
         error: reason of a failure, in one line.
         samples: final number of samples of its run and of the reference, by run folder.
-        starts: number of starts; Ray and Slurm restart a job whose process or machine died.
-        host: name of the machine of the latest start.
+        starts: number of starts; Ray and Slurm restart a job whose process or host died.
+        host: name of the host of the latest start.
     """
 
     number: int
@@ -56,7 +56,7 @@ def read_entries(folder: Path) -> list[JobStatus]:
         jobs = parse_json(read_bytes(path))
         are_lists = isinstance(jobs, list) and all(isinstance(job, list) for job in jobs)
         if not are_lists or not all(isinstance(word, str) for job in jobs for word in job):
-            raise ValueError("not a list of lists of words")
+            raise ValueError("not a list of lists of strings")
     except ValueError as error:
         raise ConfigError(
             f"{path}: damaged ({error}); start the sweep again after deleting {folder}"
@@ -65,7 +65,7 @@ def read_entries(folder: Path) -> list[JobStatus]:
 
 
 def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> JobStatus:
-    """Return the entry of a job; a missing one if none was written, a failed one if its file is damaged."""
+    """Return the entry of a job: `missing` if none was written, `failed` if its file is damaged."""
     entry, path = JobStatus(number, overrides), entry_of(folder, number)
     try:
         entry = _make_entry(entry, parse_json(read_bytes(path), finite=True))
@@ -100,7 +100,7 @@ def read_name(folder: Path) -> str | None:
 
 
 def name_jobs(entries: Sequence[JobStatus]) -> list[str]:
-    """Return what each job sets that not all set, `h2o 0.1 sinks=2`, the method first; all of a single job's."""
+    """Return each job's overrides that not all jobs share, as `h2o 0.1 sinks=2`, or all overrides of a single job."""
     shared = set.intersection(*(set(entry.overrides) for entry in entries)) if len(entries) > 1 else set()
     words = [[word for word in entry.overrides if word not in shared] for entry in entries]
     for own in words:

@@ -13,8 +13,8 @@ TITLE_HEIGHT, LINE_HEIGHT = 24, 13
 """Pixels of the title and of a line of a caption."""
 CAPTION_HEIGHT = 3 * LINE_HEIGHT + 4
 SIDES, SIDES_OF_ONE = (128, 256), (384, 1024)
-"""Pixels of an image's longer side, in a sheet and of a single pair: smaller images are enlarged by whole factors,
-larger ones reduced."""
+"""Minimum and maximum pixels of an image's longer side, in a sheet and of a single pair: smaller images are enlarged
+by whole factors, larger images are reduced."""
 
 
 def draw_contact_sheet(

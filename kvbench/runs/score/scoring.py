@@ -42,7 +42,7 @@ def find_pending(
 
 
 def describe_changes(pending: Mapping[str, Evaluator], inputs: Mapping[str, Inputs], known: Results) -> str:
-    """Return the pending evaluators whose inputs changed since their results, and which inputs; empty without any."""
+    """Return the pending evaluators whose inputs changed since their results, with these inputs; empty if none did."""
     changes = []
     for name in pending.keys() & known.evaluated.keys():
         entry = known.evaluated[name]
@@ -55,7 +55,7 @@ def check_evaluators(evaluators: Mapping[str, Evaluator], required: Sequence[str
     """Check, before any work, that required evaluators have what they need; log which others lack a package.
 
     Raises:
-        ConfigError: a required one is not in `eval`, or lacks packages or files.
+        ConfigError: a required evaluator is not in `eval`, or lacks packages or files.
     """
     for name in required:
         if name not in evaluators:
@@ -99,7 +99,7 @@ def score(
         reference: the run to compare with.
         evaluators: evaluators by config name.
         settings: settings of evaluators by config name, JSON values.
-        inputs: digests of what they read, by config name.
+        inputs: digests of the evaluators' inputs, by config name.
         metadata: metadata of the prompts, which scores are computed with.
         device: torch device.
         same_seeds: refuse a reference whose samples have other seeds.

@@ -1,4 +1,4 @@
-"""Loggers of runs: what is sent about a run and about a sweep, and entries whose failure loses nothing."""
+"""Base of loggers: what is sent about a run and about a sweep; a failure to send loses nothing."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ from kvbench.runs.record.samples import find_sample, order_worst_first, read_sco
 MAX_NAME = 64
 """Maximum number of characters of a tag; ids, names and groups are kept as short."""
 MAX_SHOWN = 200
-"""Characters of a text that was read, in the table of samples."""
+"""Maximum number of characters of a scored text in the table of samples."""
 HEAD = 36
 """Characters of a long name that stay in front of its hash."""
 LoggedValue = float | int | str | None
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class Tracker(ABC):
     """Base class of loggers, which send finished runs and sweeps to a service; a subclass implements `open`.
 
-    An entry is one of its own: a run of the service that the calling program has open stays open.
+    Every entry is new: a run of the service that the calling program has open stays open.
 
     Attributes:
         project: project name.
@@ -69,7 +69,7 @@ class Tracker(ABC):
         """Check before any work what the service refuses, settings of its environment variables included.
 
         Raises:
-            ConfigError: naming what is refused, or the extra is not installed.
+            ConfigError: names what is refused, or the extra is not installed.
         """
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Tracker(ABC):
 
         Args:
             folder: folder of the run or the sweep.
-            key: identity of the entry; an entry that is sent again has the same one.
+            key: identity of the entry; an entry that is sent again has the same key.
             title: shown name.
             group: name of the sweep; None for a run by itself.
             about: `job_type` (method of a run, or `sweep`), `config` and `tags`.
@@ -90,7 +90,7 @@ class Tracker(ABC):
         """
 
     def show_page(self, module: Any, page: Path) -> object | None:
-        """Return an HTML file as a value of an entry, or None if the service shows none."""
+        """Return an HTML file as a value of an entry; None if the service shows no HTML."""
         return None
 
     def send(self, folder: Path, results: Results, sweep: str | None = None) -> None:
@@ -165,7 +165,7 @@ def list_numbers(results: Results) -> dict[str, LoggedValue]:
 def _make_sample_table(module: Any, folder: Path, results: Results, count: int) -> Any:
     """Return a table of a run's samples and the reference's, the most changed first.
 
-    Texts that were read are shown by their beginnings, which are their prompts.
+    Scored texts are shown by their beginnings, which are their prompts.
     """
     samples, scores = read_samples(folder / "samples.jsonl"), read_scores(folder, results)
     order = [*order_worst_first(results, scores), *(index for index in samples if index not in scores)]
@@ -203,7 +203,7 @@ def reporting_failure(entry: str) -> Iterator[None]:
     """Log an error of a block that sends an entry, in one line; what was generated and scored is on disk."""
     try:
         yield
-    except Exception as error:  # every tracker has its own
+    except Exception as error:  # every service raises its own classes
         reason = " ".join((str(error) or type(error).__name__).split())
         log.warning(
             "%s was not sent: %s; it is finished and kept: repeat the command to send it", entry, reason

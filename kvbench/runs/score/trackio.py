@@ -22,7 +22,7 @@ SPACE = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Trackio(Tracker):
-    """Sends finished runs and sweeps to trackio; `trackio show` opens them.
+    """Logger of finished runs and sweeps to trackio; `trackio show` opens them.
 
     Attributes:
         space: Space of the Hub that shows the entries, `owner/name` or `name`; None keeps them on this machine.

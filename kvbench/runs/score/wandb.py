@@ -22,7 +22,7 @@ DATA = "WANDB_DATA_DIR"
 
 @dataclass(frozen=True)
 class WandB(Tracker):
-    """Sends finished runs and sweeps to Weights & Biases; offline without a key.
+    """Logger of finished runs and sweeps to Weights & Biases; offline without a key.
 
     Attributes:
         entity: team or user, None for the default.
@@ -36,7 +36,7 @@ class WandB(Tracker):
         """Check before any work what W&B refuses, settings of its environment variables included.
 
         Raises:
-            ConfigError: naming what is refused, or the `wandb` extra is not installed.
+            ConfigError: names what is refused, or the `wandb` extra is not installed.
         """
         self.check_installed()
         import wandb
@@ -87,7 +87,7 @@ class WandB(Tracker):
 
 @contextmanager
 def storing_in(folder: Path | None) -> Iterator[None]:
-    """Keep pictures of tables, which `wandb sync` sends, in a folder; W&B's own for None or if the user chose one."""
+    """Keep images of tables, which `wandb sync` sends, in a folder; in W&B's own if None or if the user chose one."""
     if folder is None or DATA in os.environ:
         yield
         return
