@@ -95,11 +95,11 @@ class Run(Shown):
 
     @cached_property
     def samples(self) -> "pl.DataFrame":
-        """Prompt, cost and metrics of each sample, a row each (`kvbench.samples_df`)."""
+        """Prompt, costs and metrics, a row per sample (`kvbench.samples_df`)."""
         return samples_df([self.folder])
 
     def find_sample(self, index: int) -> Path:
-        """Return the path of the image or text of a prompt by its number."""
+        """Return the path of the image or text of the prompt at an index."""
         return find_sample(self.folder, index)
 
     def _list_rows(self) -> tuple[str, list[Row]]:
@@ -149,7 +149,7 @@ class Comparison(Shown):
 
     @cached_property
     def frame(self) -> "pl.DataFrame":
-        """Differences with the ends `low` and `high` of their intervals, a row for each run and metric."""
+        """Differences with the ends `low` and `high` of their intervals, a row per run and metric."""
         rows: list[dict[str, object]] = []
         for one in self.differences:
             ours, other = one.run.results, one.to.results
@@ -187,8 +187,8 @@ def run(
     default `runs` in the current folder, as by the command line.
 
     Args:
-        method: name of the method, or values for the full cache's; None for the one that `overrides` name, or `full`.
-        overrides: words as on the command line, such as `"prompts.count=8"`; keywords come after them.
+        method: name of the method, or settings for `full`; None for the method that `overrides` name, or `full`.
+        overrides: overrides as on the command line, such as `"prompts.count=8"`; keywords take precedence.
         **settings: values by key.
 
     Returns:
@@ -227,7 +227,7 @@ def compare(runs: "Iterable[Run | Path | str]", to: "Run | Path | str") -> Compa
     of samples. Runs without such a partner are left out.
 
     Args:
-        runs: finished runs or their folders; runs of method `to` are the partners of the others.
+        runs: finished runs or their folders; runs of method `to` are the partners of all other runs.
         to: name of a method; or one run or its folder, with which all runs are compared at any budget.
 
     Raises:
@@ -256,7 +256,7 @@ def compare(runs: "Iterable[Run | Path | str]", to: "Run | Path | str") -> Compa
 
 
 def write_overrides(settings: Mapping[str, object]) -> list[str]:
-    """Return settings as words of a command line; mappings become a word for each value.
+    """Return settings as overrides of the command line; a mapping becomes one override per value.
 
     >>> write_overrides({"method": "heatkv", "budget": 0.1, "prompts": {"count": 8}, "eval": ["psnr", "ssim"]})
     ['method=heatkv', 'budget=0.1', 'prompts.count=8', 'eval=[psnr,ssim]']
@@ -269,14 +269,14 @@ def write_overrides(settings: Mapping[str, object]) -> list[str]:
             try:
                 words.append(f"{key}={write_value(value)}")
             except TypeError as error:
-                problem = f"{error} is not a value of a setting; give text, a number, a list or a mapping"
+                problem = f"{error} is not a value of a setting; give a string, a number, a list or a mapping"
                 raise ConfigError(f"{key}: {problem}") from None
     return words
 
 
 @contextmanager
 def _composing(words: list[str]) -> Iterator[DictConfig]:
-    """Compose a job, and raise errors that a user can cause as exceptions with one line."""
+    """Compose a job; raise errors that a user can cause as one-line exceptions."""
     Plugins.instance().register(PluginSearchPath)
     forget_files()  # a notebook's user edits them between calls
     try:

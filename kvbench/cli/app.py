@@ -52,7 +52,7 @@ def run_command(command: Command) -> None:
     """Run a parsed command line as its kind requires.
 
     Raises:
-        ConfigError: its first word is no command, or a word changes nothing.
+        ConfigError: the first word is not a command, or an override has no effect.
     """
     overrides = list(command.overrides)
     if "--version" in command.words:
@@ -122,7 +122,7 @@ def run_by_hydra(arguments: list[str]) -> None:
     if not parsed.shell_completion:
         with hydra_of_kvbench():
             sys.argv += find_model_choices(parsed.overrides)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them in several lines
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them in several lines
     _run_by_hydra()
 
 

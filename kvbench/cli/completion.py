@@ -23,10 +23,10 @@ def show_completions(line: str | None) -> bool:
 
 
 def complete(line: str) -> tuple[list[str], bool]:
-    """Return what the last word of a command line may become, and whether it may also be a setting, as Hydra knows.
+    """Return completions of the last word of a command line, and whether Hydra may complete it as a setting, too.
 
     Args:
-        line: the line up to the cursor, with the program.
+        line: the line up to the cursor, beginning with the executable.
     """
     rest = CompletionPlugin.strip_python_or_app_name(line)
     words = rest.split()

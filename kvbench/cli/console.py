@@ -19,8 +19,8 @@ ASKED = os.environ.get("COLUMNS", "")
 CONSOLE = Console(width=None if sys.stdout.isatty() else int(ASKED if ASKED.isdecimal() else 0) or FILE_WIDTH)
 
 
-class Once(logging.Filter):
-    """Passes each warning of a command once: jobs of a sweep share references, calibrations and settings.
+class WarnOnceFilter(logging.Filter):
+    """Filter that passes each warning once: jobs of a sweep share references, calibrations and settings.
 
     Attributes:
         seen: lines of this command.
@@ -36,11 +36,11 @@ class Once(logging.Filter):
         return is_new
 
 
-ONCE = Once()
+ONCE = WarnOnceFilter()
 
 
 class Filled(logging.Formatter):
-    """Formats a record of the log, which goes to stdout, in lines that a terminal shows as `fill_lines` does."""
+    """Formatter of log records for stdout, whose lines are broken as `fill_lines` does."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as text."""
@@ -48,7 +48,7 @@ class Filled(logging.Formatter):
 
 
 def fill_lines(text: str, stream: TextIO) -> str:
-    """Return a text whose lines are broken between words if the stream is a terminal; a long word stays whole."""
+    """Return text with lines broken between words if the stream is a terminal; long words stay whole."""
     if not stream.isatty():
         return text
     width = get_terminal_size().columns
@@ -67,7 +67,7 @@ def stop(problem: str) -> NoReturn:
 
 
 def show_device(name: str) -> None:
-    """Print the device that `device=auto` resolves to; nothing for other values."""
+    """Print the device that `device=auto` resolves to; print nothing for other values."""
     if name == AUTO:
         device = resolve_device(name)
         reason = f"{'no ' if device == 'cpu' else ''}GPU found"

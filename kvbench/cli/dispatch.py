@@ -56,7 +56,7 @@ def run_worker(words: list[str]) -> None:
     After SIGTERM the process waits to be killed: Slurm requeues no preempted job whose processes have all ended.
 
     Args:
-        words: command-line words without lists of values.
+        words: overrides without lists of values.
     """
     prepare()
     try:

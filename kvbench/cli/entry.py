@@ -38,12 +38,12 @@ def main() -> None:
 
 
 class Interrupts:
-    """Handler of SIGINT: ends the process during an import, raises KeyboardInterrupt otherwise.
+    """Handler of SIGINT that ends the process during an import and raises KeyboardInterrupt otherwise.
 
     An exception in an import can be lost in a callback, or be reported as an ImportError by an extension module.
 
     Attributes:
-        received: whether the signal came; code that cleans up may have raised another error in place of the interrupt.
+        received: whether the signal arrived; clean-up code may have replaced the interrupt by another error.
     """
 
     received = False

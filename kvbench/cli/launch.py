@@ -45,14 +45,14 @@ if TYPE_CHECKING:  # submitit belongs to an extra
     from submitit import Job
 
 IN_SWEEP = "hydra.mode=MULTIRUN"
-"""Word with which jobs know that they are part of a sweep."""
+"""Override that marks the jobs of a sweep."""
 
 
 def run_sweep(words: Sequence[str]) -> None:
     """Run the jobs of a sweep and print its tables; with `work.wait=false`, only start workers. Hydra is initialised.
 
     Args:
-        words: words of the command without `-m`.
+        words: overrides of the command without `-m`.
 
     Raises:
         ConfigError: the launcher cannot start jobs here.
@@ -95,8 +95,8 @@ def run_workers(cfg: DictConfig, choices: Mapping[str, str], words: list[str]) -
 
     Args:
         cfg: configuration of the sweep.
-        choices: its choices by group.
-        words: command-line words of a worker.
+        choices: choices of the configuration by group.
+        words: overrides of a worker.
 
     Raises:
         ConfigError: the launcher cannot start them.
@@ -135,7 +135,7 @@ def run_workers(cfg: DictConfig, choices: Mapping[str, str], words: list[str]) -
 
 @interrupting_on_sigterm()
 def launch(config: DictConfig, task: TaskFunction, jobs: Sequence[list[str]]) -> None:
-    """Have the launcher of a configuration do a task with the words of each job, and wait for all.
+    """Have the launcher of a configuration do a task with the overrides of each job, and wait for all jobs.
 
     Hydra composes jobs without the choices of their models' files, so that tasks compose them again.
     """
@@ -161,13 +161,13 @@ def run_in_turn(config: DictConfig, folder: Path) -> None:
 def run_recorded(
     folder: Path, number: int, words: Sequence[str], shared: Sequence[str], lapse: float
 ) -> None:
-    """Run a job of a sweep and record its start and its end; a finished run is recorded, a dropped job left out.
+    """Run a job of a sweep and record its start and its end; record a run that is finished already; skip a dropped job.
 
-    To find a finished run as the job does takes fifty milliseconds; here it takes fewer, without torch.
+    Finding a finished run here avoids the import of torch.
 
     Args:
         folder: folder of the sweep.
-        number: number of the job.
+        number: index of the job.
         words: overrides of the job.
         shared: Hydra's own overrides.
         lapse: seconds after which other processes take over the claim of this one if it is killed.
@@ -190,7 +190,7 @@ def run_recorded(
 
 
 def run_words(words: list[str], cfg: DictConfig | None = None) -> object:
-    """Run the job of words, composed if it is not; return the result of its task, or the line of its failure."""
+    """Run the job of overrides, and compose it if `cfg` is None; return its task's result, or its error as one line."""
     try:
         with hydra_of_kvbench():
             return run_task(compose_job(words)[0] if cfg is None else cfg)
@@ -200,7 +200,7 @@ def run_words(words: list[str], cfg: DictConfig | None = None) -> object:
 
 @dataclass(frozen=True)
 class SweepJob:
-    """Task of launchers, which pickle it: runs a job of the sweep in `folder`, see `run_recorded` for `lapse`."""
+    """Picklable task of launchers that runs a job of the sweep in `folder`; see `run_recorded` for `lapse`."""
 
     folder: Path
     lapse: float

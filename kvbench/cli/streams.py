@@ -27,7 +27,7 @@ def repair_streams() -> None:
     """Replace closed standard streams with the null device and make both outputs accept any text.
 
     A command continues after the reader of its output has ended. Characters that a terminal cannot show become "?".
-    Streams that a program has redirected are left as they are.
+    Streams that the calling program has redirected are left unchanged.
     """
     for descriptor, (name, mode) in enumerate(MODES.items()):
         try:

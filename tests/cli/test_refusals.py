@@ -64,13 +64,13 @@ device=hpu | device=hpu: only auto, cpu, cuda
 device=cpu:5 | device=cpu:5: only auto, cpu, cuda
 device=cuda:99 | device=cuda:99: torch finds
 method._target_=kvbench.nothing.X | method._target_=kvbench.nothing.X: cannot be imported
-method._target_=os.getcwd | method._target_=os.getcwd: not a class with needs, prepare, keep
-model._target_=builtins.dict | model._target_=builtins.dict: not a class with spec, load, generate
-prompts._target_=builtins.dict | prompts._target_=builtins.dict: not a class with load
+method._target_=os.getcwd | method._target_=os.getcwd: use a concrete class with needs, prepare, keep
+model._target_=builtins.dict | model._target_=builtins.dict: use a concrete class with spec, load, generate
+prompts._target_=builtins.dict | prompts._target_=builtins.dict: use a concrete class with load
 method._target_=kvbench.models.base.Model | method._target_=kvbench.models.base.Model: not
 model._target_=kvbench.models.base.Model | model._target_=kvbench.models.base.Model: not
 method=lookm method@method.base=streaming_llm | method.base._target_=kvbench.methods.streaming_llm.StreamingLLM: must
-+eval.x._target_=os.getcwd | eval.x._target_=os.getcwd: not a class with metrics, run
++eval.x._target_=os.getcwd | eval.x._target_=os.getcwd: use a concrete class with metrics, run
 +eval.x=3 | eval.x._target_=null: not a class
 model.sources=null | model.sources=null: must be a group of keys
 model.sources.text=null | model.sources.text=null: must be a group of keys
@@ -265,7 +265,7 @@ task=report report.rows=budget | report.columns=budget: must differ from report.
 task=report report.metrics=[psnr,psnr] | report.metrics=['psnr', 'psnr']: names a metric twice
 task=dashboard dashboard.bundle=true dashboard.watch=true | dashboard.bundle=true: ... leave out dashboard.watch
 device=nan | device=nan: must be finite
-hydra.verbose=3 | hydra.verbose=3: must be true, false or a list
+hydra.verbose=3 | hydra.verbose=3: must be true, false or one or more logger names
 -m seed=1,2 hydra.launcher=null | hydra.launcher: must be a group of keys
 ~method.seed | method.seed: no such key
 batch_size=${nope} | batch_size=${nope}: refers to nope, which is not set

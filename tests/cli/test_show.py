@@ -39,7 +39,7 @@ def test_an_image_is_drawn_as_in_a_run_of_its_prompt(command: Command, plain: kv
     status, out, err = command("show", CAPTION, "method=snapkv", "budget=0.1", "runs_dir=own")
     assert status == 0, err
     assert "skipped" not in out
-    [sheet] = [Path(line.removeprefix("picture: ")) for line in out.splitlines() if "picture: " in line]
+    [sheet] = [Path(line.removeprefix("image: ")) for line in out.splitlines() if "image: " in line]
     assert sheet.parent.parent == Path("own/shown/infinity_tiny")
     shown = kvbench.Run.read(sheet.parent)
     assert shown.folder.name == plain.folder.name  # of the same identity: seed, noise, method and prompt
@@ -104,7 +104,7 @@ def test_the_first_texts_of_a_file_are_printed_after_its_run(command: Command) -
         (["", "method=h2o"], "show: there is no prompt beside settings; kvbench show"),
         (["a", "red", "circle", "method=h2o"], "show: put the prompt in quotes: 'a red circle'"),
         ([CAPTION], "show: an answer of the full cache is shown in any case; name a method beside it, such as"),
-        ([CAPTION, "method=h2o", "-m"], "show: -m is not an option of it"),
+        ([CAPTION, "method=h2o", "-m"], "show: -m is not an option"),
         ([CAPTION, "method=h2o", "budget=0.1,0.2"], "show: budget=0.1,0.2: several values are a sweep; give one"),
         ([CAPTION, "method=h2o", "task=plan"], "show: task has no effect on one prompt; leave it out"),
         ([CAPTION, "method=h2o", "runs_dir=[a]"], "runs_dir=['a']: must be a path"),

@@ -12,12 +12,12 @@ from kvbench.runs.record.sweeps import JobStatus
 from tests.support.places import ROOT
 
 REFUSED = """
--m sweeps=budget,equal_bytes | sweeps=budget,equal_bytes: a command reads one value of it; start one for each
--m sweep.name=a,b | sweep.name=a,b: a command reads one value
--m hydra/launcher=joblib,ray | hydra/launcher=joblib,ray: a command reads one value
--m runs_dir=a,b | runs_dir=a,b: a command reads one value
--m report.seeds=mean,each | report.seeds=mean,each: a command reads one value
--m task=dashboard method=a,b | method=a,b: a command reads one value
+-m sweeps=budget,equal_bytes | sweeps=budget,equal_bytes: takes one value; start one command for each
+-m sweep.name=a,b | sweep.name=a,b: takes one value
+-m hydra/launcher=joblib,ray | hydra/launcher=joblib,ray: takes one value
+-m runs_dir=a,b | runs_dir=a,b: takes one value
+-m report.seeds=mean,each | report.seeds=mean,each: takes one value
+-m task=dashboard method=a,b | method=a,b: takes one value
 task=report method=heatkv | method: not read by task=report; leave it out; sweep.name= or work.folder= chooses
 -m task=report prompts.seed=4 | prompts.seed: not read by task=report
 task=report runs_dirs=[a,b] | runs_dirs: not read by task=report

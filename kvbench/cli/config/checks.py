@@ -27,7 +27,7 @@ def check_kinds(values: Mapping[str, object]) -> None:
     """Check that every group holds an object of its kind and that the model's name is valid.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: names the key.
     """
     for group in ("model", "method", "prompts"):
         check_kind(values.get(group), group, group)
@@ -51,10 +51,10 @@ def check_kinds(values: Mapping[str, object]) -> None:
 
 
 def check_preset(values: Mapping[str, object]) -> None:
-    """Check that the choice of `sampling` is for the model; `*` in its patterns of names matches any text.
+    """Check that the choice of `sampling` is for the model; `*` in its name patterns matches any string.
 
     Raises:
-        ConfigError: it is for other models.
+        ConfigError: the choice is for other models.
     """
     preset, model = values.get("sampling"), values.get("model")
     if not isinstance(model, Mapping):
@@ -73,7 +73,7 @@ def check_kind(node: object, key: str, group: str) -> type:
     """Return the class of a group's node.
 
     Raises:
-        ConfigError: it is not a class of the group's kind.
+        ConfigError: the node names no class of the group's kind.
     """
     path = node.get("_target_") if isinstance(node, Mapping) else None
     if not isinstance(path, str):
@@ -90,17 +90,17 @@ def check_kind(node: object, key: str, group: str) -> type:
         or isabstract(target)
         or not attributes.issuperset(names)
     ):
-        raise ConfigError(f"{key}._target_={path}: not a class with {', '.join(names)}, which {group}= needs")
+        raise ConfigError(f"{key}._target_={path}: use a concrete class with {', '.join(names)} ({group}=)")
     return target
 
 
 def check_hydra(node: DictConfig) -> None:
     """Check the keys of Hydra's own configuration, which added files may set too.
 
-    Hydra would make callbacks of any class or function.
+    Hydra would call any class or function as a callback.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: names the key.
     """
     if node.callbacks:
         raise ConfigError(
@@ -109,7 +109,7 @@ def check_hydra(node: DictConfig) -> None:
         )
     if not isinstance(node.verbose, bool | str | ListConfig):
         raise ConfigError(
-            f"hydra.verbose={show(node.verbose)}: must be true, false or a list of names of loggers"
+            f"hydra.verbose={show(node.verbose)}: must be true, false or one or more logger names"
         )
     if not isinstance(node.launcher, DictConfig) or node.launcher.get("_target_") is None:
         raise ConfigError("hydra.launcher: must be a group of keys; choose with hydra/launcher=")
@@ -144,10 +144,10 @@ def count_processes(cfg: DictConfig) -> int:
 def check_runs_dir(settings: Settings, *, alone: bool = False) -> None:
     """Check that the output folder is writable, without creating it.
 
-    A run `alone`, outside a sweep, may be finished in a folder that is not: `kvbench.runs.execute.run` decides.
+    A run `alone`, outside a sweep, may be finished in a read-only folder: `kvbench.runs.execute.run` decides.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the folder is not writable.
     """
     if alone and settings.task == "run" and settings.runs_dir.is_dir():
         return

@@ -33,7 +33,7 @@ class Command:
         words: all words, short forms expanded.
         overrides: `words` without `-m`.
         options: options of Hydra other than `-m`, such as `--cfg`.
-        task: value of `task=`; None without it.
+        task: value of `task=`; None if it is not given.
         lists: overrides that list several values, as in a sweep.
         names_sweep: whether `sweeps=` chooses a sweep and the task is about its jobs.
         finds_sweep: whether words name a sweep, its folder, or list its values.
@@ -82,7 +82,7 @@ class Command:
 
 
 def name_base(word: str) -> str:
-    """Return an override that chooses a method's base, or prompts, by name in Hydra's syntax; any other unchanged.
+    """Return an override that chooses a method's base, or prompts, by name in Hydra's syntax; return others unchanged.
 
     >>> name_base("method.base=h2o"), name_base("method.base.base=rkv,h2o"), name_base("method.base.sinks=2")
     ('method@method.base=h2o', 'method@method.base.base=rkv,h2o', 'method.base.sinks=2')
@@ -94,7 +94,7 @@ def name_base(word: str) -> str:
 
 
 def name_file(words: Sequence[str]) -> tuple[str, ...]:
-    """Return words in which a folder of sweeps with a file per model is the file of the command's model.
+    """Replace a `sweeps=` folder that has a file per model by the file of the command's model.
 
     >>> name_file(["-m", "sweeps=first_light", "model=var_d16"])
     ('-m', 'sweeps=first_light/var_d16', 'model=var_d16')
@@ -115,7 +115,7 @@ def name_file(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def list_single_values(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command, where a key of a group with several choices has its value as a list of one.
+    """Return the words of a command, with values of keys in groups of several choices as lists of one.
 
     Hydra composes the shared part of a sweep without its lists. There, the group has the choice of conf/config.yaml, to
     which the key may be unknown. Only the reference jobs have keys that begin with `beside.`.
@@ -135,7 +135,7 @@ def list_single_values(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parse(words: Sequence[str]) -> list[Override]:
-    """Parse the overrides among words; none if one cannot be parsed, which composition reports."""
+    """Parse the overrides among words; empty if one cannot be parsed, which composition reports."""
     try:
         return OverridesParser.create().parse_overrides(
             [word for word in words if word[:1] == "~" or ("=" in word and word[:1] != "-")]

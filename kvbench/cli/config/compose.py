@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # imports numpy
 SMOKE_PROMPTS = 2
 """Number of prompts of a smoke run."""
 SMOKE_METRICS = {"images": ("psnr", "psnr"), "texts": ("exact_answer", "text_length")}
-"""File of `conf/eval` and the evaluator in it, by the model's kind of output."""
+"""File of `conf/eval` and the evaluator in it for smoke runs, by the model's kind of output."""
 
 
 def hydra_of_kvbench() -> AbstractContextManager[None]:
@@ -44,7 +44,7 @@ def hydra_of_kvbench() -> AbstractContextManager[None]:
 
 
 def name_model(path: object, repo: object, otherwise: str) -> str:
-    """Return the last part of a model's path or repository, as a folder's name; `otherwise` without either.
+    """Return the last part of a model's path or repository, as a folder's name; `otherwise` if both are empty.
 
     Files of `conf/` call it as `${name_model:<path>,<repository>,<otherwise>}`.
 
@@ -81,7 +81,7 @@ def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
 
 
 def shrink(cfg: DictConfig) -> None:
-    """Set `prompts.count` and `eval` of a composed configuration with `smoke: true`.
+    """Reduce a composed configuration to `SMOKE_PROMPTS` prompts and one metric.
 
     Raises:
         ConfigError: the prompt set has no `count`.

@@ -31,7 +31,7 @@ _FILES: dict[tuple[str, str], Callable[[], Any]] = {}
 _COMPOSED: dict[tuple[object, ...], Callable[[], Any]] = {}
 """Composed configurations by search path and choices of groups; a call gives a copy."""
 _MODEL_CHOICES: dict[tuple[str, ...], list[str]] = {}
-"""Results of `find_model_choices` by search path, groups and the words that decide."""
+"""Results of `find_model_choices` by search path, groups and the words that determine them."""
 USUAL_CHOICES = {"prompts": "scenes", "eval": "scenes", "windows": "image", "method@method.base": "forecast"}
 """Choices of conf/config.yaml and conf/method/pricekv.yaml that a model's file can replace."""
 MODEL_KEYS = {group: f"default_{group.rpartition('.')[2]}" for group in USUAL_CHOICES}
@@ -113,7 +113,7 @@ def _compose(words: Sequence[str]) -> DictConfig:
 
 
 def find_model_choices(words: Sequence[str]) -> list[str]:
-    """Return words for the choices of the model's file that neither words nor the file of a sweep name.
+    """Return overrides for choices of the model's file that neither `words` nor the file of a sweep name.
 
     Raises:
         HydraException: a word matches no choice.
@@ -154,7 +154,7 @@ def find_model_choices(words: Sequence[str]) -> list[str]:
 
 
 def _check_choice(group: str, key: str, choice: object) -> str:
-    """Return a model's choice of a group under a key as a word's value."""
+    """Return a model's choice of a group, under `key`, as the value of an override."""
     names = [choice] if isinstance(choice, str) else choice
     known = GlobalHydra.instance().config_loader().get_group_options(group.partition("@")[0])
     if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
@@ -178,7 +178,7 @@ def keep_files() -> None:
 
 
 def forget_files() -> None:
-    """Forget parsed files, so that those that were edited since are read again."""
+    """Forget parsed files, so that edited files are read again."""
     _FILES.clear()
     _COMPOSED.clear()
     _MODEL_CHOICES.clear()

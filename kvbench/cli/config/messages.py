@@ -35,7 +35,7 @@ SHELLS = ("bash", "fish", "zsh")
 
 def is_expected(error: BaseException) -> bool:
     """Return whether a user can cause an error; it is then shown in one line, otherwise with a traceback."""
-    torch = sys.modules.get("torch")  # what is not imported raised nothing
+    torch = sys.modules.get("torch")  # torch raised nothing if it is not imported
     return isinstance(error, EXPECTED) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 
 
@@ -84,7 +84,7 @@ def _list_added_words(words: Sequence[str]) -> list[str]:
 
 
 def cover_values(arguments: list[str]) -> list[list[str]]:
-    """Return the overrides of a smallest set of jobs with every value of every list; Hydra must be initialised.
+    """Return the overrides of few jobs that together have every value of every list; Hydra must be initialised.
 
     Raises:
         ConfigError: see `check_lists` and `split_beside`.
@@ -104,7 +104,7 @@ def cover_values(arguments: list[str]) -> list[list[str]]:
 
 
 def _list_words(override: Override) -> list[str]:
-    """Return an override's values as overrides of single jobs, of a range its ends."""
+    """Return an override's values as overrides of single jobs; for a range, its two ends."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     values: Iterable[object] = override.sweep_string_iterator()
@@ -194,7 +194,7 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
 
 
 def _name_key(lines: Sequence[str]) -> str:
-    """Return Hydra's own lines as one that begins with the key, if a line names it."""
+    """Return Hydra's own lines as one line, which begins with the key if a line names it."""
     key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), None)
     if lines[0] == "Recursive interpolation detected":
         return f"{key}: its value refers to itself; write a value"

@@ -39,7 +39,7 @@ SWEEP_PATH = ("hydra", "sweeper", "params")
 
 
 class PluginSearchPath(SearchPathPlugin):
-    """Appends the folders of plugins and of `hydra.searchpath` to Hydra's search path, after kvbench's own.
+    """Plugin of Hydra that appends folders of plugins and of `hydra.searchpath` after kvbench's own.
 
     Hydra itself reads `hydra.searchpath` only for composition, not for `--help`, `method=glob(*)` and lists of choices.
     """
@@ -107,7 +107,7 @@ def make_each(group: str, names: Sequence[str], job: DictConfig | None = None) -
 
     Args:
         group: group of the configuration.
-        names: its choices.
+        names: choices of the group.
         job: configuration whose other settings they refer to; None for the defaults.
     """
     job = compose_words([]) if job is None else job.copy()
@@ -133,7 +133,7 @@ def leaving_out(choice: str) -> Iterator[None]:
 
 
 def check_search_path() -> None:
-    """Check that every added folder is readable and brings new and valid files only; Hydra must be initialised.
+    """Check that every added folder is readable and has new, valid files only; Hydra must be initialised.
 
     Raises:
         ConfigError: a folder is not readable, a name exists already, or a file is damaged.

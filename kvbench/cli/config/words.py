@@ -1,4 +1,4 @@
-"""Checks of the words of a command, each refused in one line before a configuration is composed."""
+"""Checks of the words of a command before a configuration is composed, with one-line errors."""
 
 import math
 import posixpath
@@ -34,7 +34,7 @@ METHOD_GROUPS = ("method", "calibrate")
 """Groups of keys that configure methods; jobs beside a sweep leave them out."""
 
 SWEEP, TABLE = "-m", "plan.table"
-"""A sweep of jobs and a paper's table, among the readers of a key."""
+"""Readers of a key that are not tasks: a sweep of jobs, and a paper's table."""
 ALL, SWEEPS = (*TASKS, TABLE), (SWEEP, *SWEEP_TASKS)
 RUNS = ("run", "evaluate", "bounds", "choose", "plan", "check", "calibrate", "profile", SWEEP)
 """Tasks that read the settings of a run."""
@@ -64,7 +64,7 @@ READERS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("hydra/hydra_logging", "hydra.hydra_logging"), SWEEPS),
     "hydra": (),
 }
-"""Readers of keys and of groups of keys; the first match counts. Every task reads all other keys."""
+"""Readers by key or group of keys; the first match counts. Every task reads all other keys."""
 OWN_KEYS = {
     ("calibrate", "seed"): "calibrate.seed",
     ("calibrate", "batch_size"): "calibrate.batch_size",
@@ -79,7 +79,7 @@ REMEDIES: Mapping[str, str] = {
     **dict.fromkeys(("hydra.callbacks", "hydra/callbacks"), "write a logger (docs/extending.md)"),
     "hydra.mode": "add -m for a sweep",
 }
-"""Remedies for keys of Hydra that kvbench does not read."""
+"""Remedies by key, for keys of Hydra that kvbench does not read."""
 OF_SWEEPS = (
     "sweeps", "sweep", "work", "report", "against", "published", "output", "verbose", "runs_dir", "hydra"
 )  # fmt: skip
@@ -129,7 +129,7 @@ def check_words(command: Command) -> None:
         return
     for word in command.lists:
         if command.kind == "all" or _find_name(_name_key(word), OF_SWEEPS):
-            raise ConfigError(f"{shorten(word)}: a command reads one value of it; start one for each")
+            raise ConfigError(f"{shorten(word)}: takes one value; start one command for each")
     keys = [key for word in command.overrides if (key := _name_key(word))]
     task, acting = command.task or "run", _list_acting(command, keys)
     for key in keys:
@@ -153,7 +153,7 @@ def check_words(command: Command) -> None:
 
 
 def _list_acting(command: Command, keys: Sequence[str]) -> set[str]:
-    """Return what reads the keys of a command; the file of a sweep may set the task of its jobs."""
+    """Return the readers that a command has; the file of a sweep may set the task of its jobs."""
     task = command.task or "run"
     if TABLE in keys:
         return {TABLE}
@@ -181,7 +181,7 @@ def _name_key(word: str) -> str:
 
 
 def _find_name(key: str, names: Mapping[str, object] | Sequence[str]) -> str | None:
-    """Return the first of some keys and groups of keys that a key is, or is below; None for no such key."""
+    """Return the first of some keys and groups of keys that equals or contains a key; None if none does."""
     return next((name for name in names if re.match(rf"{re.escape(name)}([./]|$)", key)), None)
 
 
@@ -189,7 +189,7 @@ def check_overrides(overrides: Sequence[Override]) -> None:
     """Check that overrides remove no key and name choices for groups, each once; Hydra must be initialised.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: names the key.
     """
     for override in overrides:
         key, _, inner = override.key_or_group.partition(".")
@@ -237,10 +237,10 @@ def split_beside(overrides: Sequence[Override]) -> list[list[Override]]:
 
 
 def check_lists(overrides: Sequence[Override]) -> None:
-    """Check that every list of values has at least one, and that a sweep has a number of jobs that can be listed.
+    """Check that every list has a value, and that a sweep has at most `MAX_JOBS` jobs.
 
     Raises:
-        ConfigError: naming the list, or the number of jobs.
+        ConfigError: names the list, or the number of jobs.
     """
     jobs = math.prod(_count_values(override) for override in overrides if override.is_sweep_override())
     if jobs > MAX_JOBS:
@@ -294,7 +294,7 @@ def check_against(against: str, runs_dir: Path) -> None:
     """Check that `against` names a method or the folder of a run; Hydra must be initialised.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: `against` names neither.
     """
     is_folder = bool(against) and "/" not in against and "\0" not in against
     runs = (folder / against for folder in runs_dir.glob("*")) if is_folder else ()
@@ -311,7 +311,7 @@ def check_race(values: Mapping[str, object]) -> None:
     Metrics that a comment in `conf/eval` names, and metrics of classes outside kvbench, are checked after the import.
 
     Raises:
-        ConfigError: there is no such method or metric, or the race is one of several shards or of full caches.
+        ConfigError: a method or the metric is unknown, or the race has several shards or full caches only.
     """
     methods, metric, shard = (values.get(key) for key in ("methods", "metric", "shard"))
     if not metric:

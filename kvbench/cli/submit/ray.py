@@ -55,8 +55,8 @@ def submit_actors(config: DictConfig, words: Sequence[str], workers: int) -> Non
 
     Args:
         config: configuration of the workers or the sweep, with Hydra's part; `work.folder` is the sweep's.
-        words: command-line words of a worker.
-        workers: number of workers; the ones beyond the cluster's capacity wait in Ray's queue.
+        words: overrides of a worker.
+        workers: number of workers; workers beyond the cluster's capacity wait in Ray's queue.
 
     Raises:
         ConfigError: Ray cannot be reached, or a worker fits no machine of the cluster.
@@ -101,6 +101,6 @@ def submit_actors(config: DictConfig, words: Sequence[str], workers: int) -> Non
 
 
 def count_fitting(node: Mapping[str, float], remote: Mapping[str, Any]) -> int:
-    """Return the number of workers with settings `remote` that fit on a machine with resources by Ray's names."""
+    """Return the number of workers with settings `remote` that fit on a node, given its resources by Ray's names."""
     required = {"CPU": remote["num_cpus"], "GPU": remote["num_gpus"], **(remote.get("resources") or {})}
     return min((math.floor(node.get(name, 0) / size) for name, size in required.items() if size), default=1)

@@ -35,7 +35,7 @@ def submit(config: DictConfig, words: Sequence[str], workers: int) -> "Sequence[
 
     Args:
         config: configuration of the workers or the sweep, with Hydra's part; `work.folder` is the sweep's.
-        words: command-line words of a worker.
+        words: overrides of a worker.
         workers: number of workers, a multiple of a job's processes.
 
     Raises:

@@ -31,7 +31,7 @@ LOG = "background.log"
 
 
 def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
-    """Print the tables of a sweep's runs, send them to its logger and pack them; return whether every job is finished.
+    """Print the tables of a sweep's runs, send and pack the runs if configured; return whether every job is finished.
 
     `name` is the choice of `sweeps`, or the folder's name.
     """

@@ -62,7 +62,7 @@ def announce(words: Sequence[str], *, every: bool = False) -> list[tuple[str, ..
 
     Args:
         words: words of the command without `-m`.
-        every: also print the words of every job, by its number.
+        every: also print the overrides of every job, by its index.
 
     Returns:
         The unfinished jobs that are checked before the first one (`sweep.check`).
@@ -112,7 +112,7 @@ def _read_name(cfg: DictConfig) -> str | None:
 
 
 def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
-    """Return the command-line words that all workers of a sweep share; the ones for Hydra choose the launcher."""
+    """Return the overrides that all workers of a sweep share; overrides of Hydra choose the launcher."""
     shared = {"work.folder": cfg.work.folder, "runs_dir": cfg.runs_dir}
     return [
         *(word for word in words if word.lstrip("+~").startswith("hydra")),

@@ -18,7 +18,7 @@ REQUEUED = "requeued"
 
 
 class Recorder:
-    """Writes the entry of the job that this process works on.
+    """Writer of the entry of the job that this process works on.
 
     Only the leader of a job writes: of two processes, the later to write could replace the end by a start.
 
@@ -107,10 +107,10 @@ def label_sweep(folder: Path, choice: str | None) -> str:
 
 
 def find_named(runs_dir: Path, name: str) -> Path:
-    """Return the folder of the sweep with a name; of several, the one that got it last.
+    """Return the folder of the sweep with a name; of several, the latest sweep that got the name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no sweep has the name.
     """
     named = sorted(runs_dir.glob(f"sweeps/*/{NAME}"), key=lambda path: path.stat().st_mtime_ns)
     folders = {read_name(path.parent): path.parent for path in named}
@@ -121,7 +121,7 @@ def find_named(runs_dir: Path, name: str) -> Path:
 
 
 def _find_finished(sweeps: Path) -> dict[frozenset[str], JobStatus]:
-    """Return the finished jobs of all sweeps, but those whose list of jobs is damaged."""
+    """Return the finished jobs of all sweeps, except sweeps whose list of jobs is damaged."""
     found: dict[frozenset[str], JobStatus] = {}
     for plan in sweeps.glob(f"*/{PLAN}"):
         with suppress(ConfigError):

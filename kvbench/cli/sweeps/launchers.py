@@ -87,14 +87,14 @@ def check_launcher(config: DictConfig) -> None:
 
         check_device(device)
         if name == "joblib":
-            _check_cards(config, device)
+            _check_gpus(config, device)
 
 
 def check_launcher_settings(name: str, launcher: DictConfig) -> None:
     """Check every key of a preset's launcher.
 
     Args:
-        name: choice of `hydra/launcher`; others than presets have their own checks.
+        name: choice of `hydra/launcher`; only presets are checked here.
         launcher: `hydra.launcher`.
 
     Raises:
@@ -145,7 +145,7 @@ def _check_tasks(config: DictConfig) -> None:
         )
 
 
-def _check_cards(config: DictConfig, device: str) -> None:
+def _check_gpus(config: DictConfig, device: str) -> None:
     """Raise ConfigError if more jobs run at a time than there are GPUs."""
     import joblib
     import torch

@@ -17,11 +17,11 @@ UNRECORDED_ERRORS = {
     "missing": "not started; run the same command again to start it",
     "interrupted": "its process was stopped or killed; run the same command again to resume it",
 }
-"""Error of a job that recorded none, by its state."""
+"""Error of a job that recorded no error, by its state."""
 
 
 def describe_failure(error: Exception) -> str:
-    """Return a line about a failure, printed if no job of a sweep records it; log tracebacks that no user can cause."""
+    """Return a line about a failure, printed if no job of a sweep records it; log others with a traceback."""
     if is_expected(error):
         line = describe_error(error)
     else:

@@ -38,7 +38,7 @@ class Progress:
         running: number of jobs that a process works on.
         failed: number of failed jobs.
         missing: number of idle jobs without an outcome: not started, or interrupted.
-        drawn: number of samples of all runs and references that did not fail.
+        drawn: number of generated samples of all runs and references that did not fail.
         samples: final number of samples; a job that has not started counts as the largest run.
         seconds: estimate of the time left from the recent pace; None if no job runs or there is no pace yet.
         dropped: number of excluded jobs.
@@ -163,7 +163,7 @@ class _AboveBars:
 
 @contextmanager
 def watch(folder: Path, show_ended: Callable[[Sequence[JobStatus]], None]) -> Iterator[None]:
-    """Call a function that prints ended jobs again and again, above a progress line if stderr is a terminal."""
+    """Call `show_ended` periodically, which prints ended jobs, above a progress line if stderr is a terminal."""
     layout = {"bar_format": "{desc} {bar:20}", "leave": False, "disable": None}  # None: not in a file
     with (
         closing(_AboveBars(sys.stdout)) as above,

@@ -41,7 +41,7 @@ def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
 
 
 def list_commands(config: DictConfig) -> list[list[str]]:
-    """Return the words that run each job of `list_jobs`, which also have the keys about the whole sweep."""
+    """Return the overrides that run each job of `list_jobs`, with the keys about the whole sweep."""
     own = _parse(config.hydra.sweeper.params, config.hydra.overrides.task)
     return split_product(word for word in own if not word.key_or_group.startswith(OWN_KEYS))
 
@@ -49,7 +49,7 @@ def list_commands(config: DictConfig) -> list[list[str]]:
 def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the overrides of every job, in the order of its numbers.
 
-    Keys about the whole sweep are left out, and so is the number of the GPU.
+    Keys about the whole sweep are left out, and so is the index of the GPU.
 
     Args:
         params: `hydra.sweeper.params`.

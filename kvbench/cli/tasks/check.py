@@ -66,7 +66,7 @@ def check_jobs(jobs: Sequence[Sequence[str]]) -> None:
     """Check the jobs of a sweep as `task=check` does, each finding once, and print the time that all may take.
 
     Args:
-        jobs: words of each job.
+        jobs: overrides of each job.
 
     Raises:
         ConfigError: a job cannot start.
@@ -90,7 +90,7 @@ def check_jobs(jobs: Sequence[Sequence[str]]) -> None:
 
 
 def check_run(job: Job, method: Method) -> Iterator[Finding]:
-    """Yield the findings of a run; `method` is another object of its method, which its plan prepares."""
+    """Yield the findings of a run; `method` is a second object of its method, which the plan prepares."""
     yield _try("method, prompts", lambda: _describe_job(job))
     yield _try("weights", lambda: _find_weights(job.model))
     if job.logger is not None:
@@ -125,7 +125,7 @@ def _describe_job(job: Job) -> str:
 
 
 def _describe_memory(job: Job, method: Method) -> str:
-    """Return the memory of the cache and of weights; raise ConfigError if that of the cache depends on data."""
+    """Return the memory of cache and weights; raise ConfigError if the cache's memory depends on data."""
     settings, longest = job.settings, None if job.longest is None else job.longest.tokens
     peaks = plan_cache(settings, job.model, method, longest).at_once
     if not peaks:

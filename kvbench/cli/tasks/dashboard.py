@@ -24,7 +24,7 @@ def write_page(_: DictConfig, settings: Settings) -> None:
     """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not, or of one sweep.
 
     If `runs_dirs` names published datasets, the page has their runs too. With `dashboard.bundle` it is one file with
-    the pictures. With `dashboard.watch` the page is rewritten until all sweeps are done or the user interrupts; only
+    the images. With `dashboard.watch` the page is rewritten until all sweeps are done or the user interrupts; only
     the last version does not reload itself.
 
     Raises:

@@ -48,9 +48,7 @@ def list_gpus() -> Iterator[Finding]:
     """Yield the name, compute capability, memory and shared memory per block of each GPU, or why there is none."""
     if not (count := count_gpus()):
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        yield Finding(
-            "GPU", "note", f"none: torch is {built}, and finds no card and driver; device=cpu works"
-        )
+        yield Finding("GPU", "note", f"none: torch is {built}, and finds no GPU and driver; device=cpu works")
     for number in range(count):
         about = torch.cuda.get_device_properties(number)
         shared = about.shared_memory_per_block_optin / 1024
@@ -59,7 +57,7 @@ def list_gpus() -> Iterator[Finding]:
 
 
 def _find_extras() -> Iterator[Finding]:
-    """Yield the extras with missing packages; unknown in a checkout that is not installed."""
+    """Yield the extras with missing packages, or a note if kvbench is not installed."""
     if find_version("kvbench") is None:
         yield Finding("extras", "note", "kvbench runs from its checkout: pip install -e .")
         return
@@ -74,7 +72,7 @@ def _find_extras() -> Iterator[Finding]:
 
 
 def _list_metrics(evaluators: Mapping[str, Evaluator]) -> Iterator[Finding]:
-    """Yield the metrics that can be computed here and what the others need, grouped if one command provides it."""
+    """Yield the metrics that can be computed here, and what other metrics need, grouped by need."""
     missing = {name: find_missing(evaluator) for name, evaluator in evaluators.items()}
     yield Finding("metrics", "ok", ", ".join(name for name, reasons in missing.items() if not reasons))
     fetched = [

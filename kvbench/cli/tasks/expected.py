@@ -19,7 +19,7 @@ from kvbench.runs.record.results import Results
 
 
 class Figure(NamedTuple):
-    """Seconds of an image of a model under the full cache at batch 8, of docs/performance.md."""
+    """Seconds per image of a model under the full cache at batch 8, from docs/performance.md."""
 
     model: str
     seconds: float
@@ -37,7 +37,7 @@ FIGURES = {
 
 
 class Expected(NamedTuple):
-    """Seconds of a sample, and where they come from; `scaled` ones were measured with a different model or machine."""
+    """Seconds per sample and their source; `scaled` if measured with a different model or machine."""
 
     seconds: float
     source: str
@@ -47,7 +47,7 @@ class Expected(NamedTuple):
 def expect_time(job: Job, known: Sequence[Results]) -> Expected:
     """Return the expected time of a sample: the median of finished runs, else the scaled figure of a different model.
 
-    On a GPU it is scaled by the floors of `task=plan`, on the card of this process if `CARDS` has it; on a CPU by
+    On a GPU it is scaled by the floors of `task=plan`, on the GPU of this process if `CARDS` has it; on a CPU by
     parameters times tokens.
 
     Args:
@@ -92,13 +92,13 @@ def format_time(seconds: float) -> str:
 
 
 def _find_card(device: str) -> Card | None:
-    """Return the card that a device is; None for an unknown one, and on a machine without a GPU."""
+    """Return the `Card` of a device; None for an unknown GPU or without a GPU."""
     name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
     return next((card for card in CARDS.values() if card.driver == name), None)
 
 
 def _find_floor(model: Model, card: Card) -> float:
-    """Return the least seconds of a batch of 8 under the full cache in 16 bits on a card."""
+    """Return the minimum seconds of a batch of 8 under the full cache in 16 bits on a GPU."""
     spec = model.spec
     held = hold_everything(spec, token_bytes(spec, HALF))
     floors = find_floors(spec, list_steps(spec), held, 8, model.least_work, card)

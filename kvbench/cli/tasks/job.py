@@ -33,12 +33,12 @@ def make_job(cfg: DictConfig, settings: Settings, *, keep_model: bool = False) -
 
     Args:
         cfg: the composed configuration.
-        settings: its settings.
+        settings: settings of the run.
         keep_model: use the model of the previous job again if its settings are the same, as jobs of a sweep do.
 
     Raises:
         ConfigError: the device is missing, or prompts cannot be read.
-        ProcessLost: the other processes do not start.
+        ProcessLost: the other processes do not join.
     """
     count = count_processes(cfg)
     if count > 1:

@@ -32,7 +32,7 @@ def show_keys(topic: str, name: str) -> None:
         name: the task or the method.
 
     Raises:
-        ConfigError: there is no such task or method.
+        ConfigError: the task or method does not exist.
     """
     if topic == "method":
         title, rows = f"method={name}  ", list(_list_fields(name))
@@ -60,7 +60,7 @@ def list_keys() -> Iterator[tuple[str, str]]:
 
 
 def _list_fields(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a method with their values, and what its class says of each."""
+    """Yield the settings of a method with their values, and their lines in its class's docstring."""
     with hydra_of_kvbench():
         values = OmegaConf.to_container(
             hydra.compose("config", overrides=[f"method={name}"]).method, resolve=True

@@ -23,7 +23,7 @@ Row = tuple[str, ...]
 
 
 def show_list(words: Sequence[str]) -> None:
-    """Print a line for each choice of some kinds, or for those whose line has all other words; the kinds without any.
+    """Print a line for each choice of the named kinds whose line has all other words; without words, list the kinds.
 
     Lines end at the width of a terminal; with a word they go on below, and variants in folders are listed too.
 
@@ -31,7 +31,7 @@ def show_list(words: Sequence[str]) -> None:
         words: words of the command after `list`.
 
     Raises:
-        ConfigError: no word is a kind, or no line has the others.
+        ConfigError: no word is a kind, or no line has the other words.
     """
     words = [word for word in words if not word.startswith("hydra.searchpath=")]  # Hydra reads this one
     kinds = [word for word in dict.fromkeys(words) if word in GROUPS]

@@ -21,7 +21,7 @@ METHOD_FILES = {
     "method.yaml": "{conf}/method/{name}.yaml",
     "test_method.py": "{tests}/test_{name}.py",
 }
-"""Where each template of `assets/new` goes, by the folders of a `Place` and the name of the method."""
+"""Path for each template of `assets/new`, by the folders of a `Place` and the name of the method."""
 PACKAGE_FILES = {
     "pyproject.toml": "{name}/pyproject.toml",
     "package.py": "{code}/__init__.py",
@@ -104,10 +104,10 @@ def write_files(templates: Mapping[str, str], name: str, place: Place) -> list[P
 
 
 def _check_name(kind: str, name: str) -> None:
-    """Check that a name is a module's and is new.
+    """Check that a name is a valid module name and is new.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the name is not valid, or it exists.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise ConfigError(

@@ -40,7 +40,7 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
     method = instantiate(cfg.method)
     model, source = instantiate(cfg.model), instantiate(cfg.prompts)
     if isinstance(source, Texts | Retrieval) or (isinstance(source, Task) and source.answer == READ):
-        # These are read, with another schedule.
+        # These are scored by forced decoding, with another schedule.
         model = read_or_write(model, fit_prompts(model, source.load()), [])
     try:
         made = plan_cache(settings, model, method)
@@ -70,7 +70,7 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
 def plan_cache(settings: Settings, model: Model, method: Method, longest: int | None = None) -> Plan:
     """Return what the cache of a run will hold; prepares the method.
 
-    The longest prompt has `longest` tokens; None for the longest prompt that the model reads.
+    The longest prompt has `longest` tokens; None for the longest prompt that the model takes.
     """
     packing = find_packing(settings, method)
     budget, dtype = read_budget(settings, model, method, packing), find_dtype(settings, model)
@@ -88,7 +88,7 @@ def plan_cache(settings: Settings, model: Model, method: Method, longest: int | 
 
 
 def _show_paper_memory(name: str) -> None:
-    """Print a published memory column next to the one worked out from the shapes of its models."""
+    """Print a published memory column beside the column computed from the shapes of its models."""
     from kvbench.report.papers import comparison, memory
 
     specs, choices = {}, list_choices("model")

@@ -15,7 +15,7 @@ from kvbench.profile.task import find_measured
 def profile(cfg: DictConfig, settings: Settings) -> list[Path]:
     """Do `task=profile`: measure time, memory and phases over batch sizes; return the written file.
 
-    A sweep that resumes measures no job again.
+    A resumed sweep measures no job again.
     """
     job = make_job(cfg, settings)
     found = None if Recorder.current is None else find_measured(job)

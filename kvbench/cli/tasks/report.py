@@ -34,7 +34,7 @@ SWEEP_FOLDER = "report"
 
 
 def report(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=report`: tables and figures of every finished run under `runs_dir`, or of a sweep's.
+    """Do `task=report`: tables and figures of every finished run under `runs_dir`, or of a sweep's runs.
 
     All files are written to one folder, whose path is the last line. A sweep of `task=profile` has one table, of times.
 
@@ -93,7 +93,7 @@ def _read_runs(
 
 
 def _keep_code(runs: list[Results], settings: Settings) -> list[Results]:
-    """Return the runs of the code that `report.code` names; print how many are left out."""
+    """Return the runs that `report.code` selects; print how many are left out."""
     if settings.report.code == "all":
         return runs
     kept = keep_newest(runs, settings.against)
@@ -105,7 +105,7 @@ def _keep_code(runs: list[Results], settings: Settings) -> list[Results]:
 
 
 def _keep_count(runs: list[Results], cfg: DictConfig) -> list[Results]:
-    """Return the runs of one number of samples, see `keep_one_count`; print how many others are left out."""
+    """Return the runs of one number of samples (`keep_one_count`); print how many other runs are left out."""
     is_given = any(word.startswith("prompts.count=") for word in list_words())
     kept = keep_one_count(runs, cfg.prompts.get("count") if is_given else None)
     others = Counter(run.n for run in runs) - Counter(run.n for run in kept)

@@ -57,7 +57,7 @@ def run_bounds(cfg: DictConfig, settings: Settings) -> None:
     """Do `task=bounds`: run the full cache with a different batch size and with other seeds, against the full cache.
 
     Raises:
-        ConfigError: the settings are of another run.
+        ConfigError: the settings are not those of the full cache in 16 or 32 bits.
     """
     job = make_job(cfg, settings)
     if not job.is_reference or settings.budget != 1:

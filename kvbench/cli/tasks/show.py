@@ -26,7 +26,7 @@ FOLDER = "shown"
 REFUSED = ("task", "sweeps", "shard", "model.tensor_parallel")
 """Keys that have no effect on one run in one process."""
 METRICS = {"images": ("psnr", "ssim"), "texts": ("agreement",)}
-"""Metrics of one sample beside the full cache's, by the model's kind of output."""
+"""Metrics of one sample against the full cache's, by the model's kind of output."""
 
 
 def show(words: Sequence[str]) -> None:
@@ -59,19 +59,19 @@ def show(words: Sequence[str]) -> None:
 
     show_outcome(CONSOLE, outcome, verbose=bool(cfg.verbose))
     if (sheet := outcome.folder / "contact_sheet.png").is_file():
-        say(f"picture: {sheet}")
+        say(f"image: {sheet}")
 
 
 def split_prompt(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the prompt among the words of the command, and its settings.
 
     Raises:
-        ConfigError: there is no prompt, or there are several; an option or a key is of other commands.
+        ConfigError: there is not exactly one prompt, or `show` does not take an option or a key.
     """
     settings = [word for word in words if re.match(r"[+~]{0,2}[a-z_][\w./@]*=", word)]
     prompts = [word for word in words if word not in settings]
     if options := [word for word in prompts if re.match(r"--?[a-z]+$", word)]:
-        raise ConfigError(f"show: {options[0]} is not an option of it; {USAGE}")
+        raise ConfigError(f"show: {options[0]} is not an option; {USAGE}")
     if len(prompts) != 1 or not prompts[0].strip():
         found = " ".join(prompts)
         quotes = f"put the prompt in quotes: {shorten(repr(found))}"
@@ -95,7 +95,7 @@ def _check_method(cfg: DictConfig, settings: Settings) -> None:
 
 
 def ask(cfg: DictConfig, prompt: str, *, choose_metrics: bool) -> None:
-    """Put a prompt in the place of a configuration's prompts, whose calibration prompts stay.
+    """Replace a configuration's prompts by one prompt; calibration prompts are kept.
 
     Args:
         cfg: the composed configuration, which is changed.
@@ -112,7 +112,7 @@ def ask(cfg: DictConfig, prompt: str, *, choose_metrics: bool) -> None:
 
 
 def _find_example(cfg: DictConfig) -> str:
-    """Return words on the first prompt of the set, if it is one that the model takes."""
+    """Return a hint with the set's first prompt if the model accepts it, else ""."""
     try:
         prompt = instantiate(cfg.prompts.of).load()[0]
         instantiate(cfg.model).check_prompts([prompt.text])

@@ -1,4 +1,4 @@
-"""Table of tasks; the module of a task is imported when the task is run."""
+"""Table of tasks and commands, whose modules are imported when they are run."""
 
 from importlib import import_module
 from typing import Any
@@ -20,7 +20,7 @@ TASKS = {
     "export": "kvbench.cli.tasks.export:export",
     "merge": "kvbench.cli.tasks.merge:merge",
 }
-"""Module and function, of a configuration and its settings, of each task on a job; `work` and `status` have none."""
+"""`module:function` of each task on a job, called with configuration and settings; `work` and `status` have none."""
 
 COMMANDS = {
     "list": "kvbench.cli.tasks.listing:show_list",
@@ -29,7 +29,7 @@ COMMANDS = {
     "verify": "kvbench.extras.share.verify.command:verify",
     "new": "kvbench.cli.tasks.new:new",
 }
-"""Module, which has `USAGE`, and function of the words after its name, of each command; False is a fault it found."""
+"""`module:function` of each command; the function takes the words after the name and may return False (failed)."""
 
 
 def load(place: str) -> Any:

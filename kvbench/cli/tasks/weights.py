@@ -1,4 +1,4 @@
-"""`task=weights`: fetches a model's weights and lists its parts."""
+"""`task=weights`: download of a model's weights, and list of its parts."""
 
 from omegaconf import DictConfig
 

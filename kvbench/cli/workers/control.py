@@ -28,7 +28,7 @@ MAX_FAILURES = 2
 HOST_ERRORS = (
     errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENODEV,
 )  # fmt: skip
-"""`errno` values that are faults of the machine, not of a setting."""
+"""`errno` values caused by the host, not by a setting."""
 
 
 def control(folder: Path, verb: str, run: str | int | None = None) -> str:
@@ -61,10 +61,10 @@ def control(folder: Path, verb: str, run: str | int | None = None) -> str:
 
 
 def find_runs(entries: Sequence[JobStatus], name: str | int | None) -> list[JobStatus]:
-    """Return the jobs with a number, the name of a run folder, or words that are among their overrides.
+    """Return the jobs with an index, the name of a run folder, or some of their overrides, separated by spaces.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no job matches.
     """
     if isinstance(name, int):
         matches = [entry for entry in entries if entry.number == name]
@@ -135,7 +135,7 @@ def _describe(entries: Sequence[JobStatus]) -> str:
 
 
 def blames_host(error: Exception) -> bool:
-    """Return whether the machine may have caused an error: disk, memory, driver, or anything that no user can cause."""
+    """Return whether the host may have caused an error: disk, memory, driver, or anything that no user can cause."""
     fault = getattr(error, "errno", None) in HOST_ERRORS or type(error).__name__ == "OutOfMemoryError"
     return fault or not is_expected(error)
 

@@ -38,11 +38,11 @@ class WorkerLog:
 
     Attributes:
         name: host, process id and four hex digits.
-        host: name of its machine.
+        host: name of its host.
         device: torch device.
         blocks: blocks in order of generation.
         seconds: seconds from the worker's start to its end or latest heartbeat.
-        alive: whether it runs.
+        alive: whether the worker still runs.
     """
 
     name: str
@@ -59,14 +59,14 @@ class WorkerLog:
 
     @property
     def rate(self) -> float | None:
-        """Samples per second of the latest blocks; None before the first."""
+        """Samples per second of the latest blocks; None before the first block."""
         latest = self.blocks[-RATE_WINDOW:]
         seconds = sum(block.seconds for block in latest)
         return sum(block.samples for block in latest) / seconds if seconds > 0 else None
 
 
 class LogWriter:
-    """Writes the log of this worker: a line with a header, then one for each block."""
+    """Writer of this worker's log: a header line, then a line for each block."""
 
     def __init__(self, file: IO[str], header: Mapping[str, str]) -> None:
         self._file, self._began = file, time.monotonic()
@@ -107,7 +107,7 @@ def read_logs(folder: Path) -> list[WorkerLog]:
 
 
 def _read(path: Path, now: float) -> WorkerLog | None:
-    """Return the log in a file; None for an empty one, and with a warning for a damaged one."""
+    """Return the log in a file; None if it is empty or, with a warning, damaged."""
     try:
         lines = list(_parse(path))
         if not lines or "host" not in lines[0]:

@@ -78,6 +78,6 @@ def deferring_sigterm(grace: float) -> Iterator[threading.Event]:
 
 
 def wait_to_be_killed() -> NoReturn:
-    """Handle signals until the process is killed."""
+    """Wait until the process is killed; handle signals meanwhile."""
     while True:
         signal.pause()

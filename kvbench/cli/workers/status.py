@@ -131,7 +131,7 @@ def show_all(console: Console, runs_dir: Path) -> None:
     """Print the progress of every sweep, the latest first, and the runs in progress and of an earlier version.
 
     Raises:
-        ConfigError: there is none of these.
+        ConfigError: there are no sweeps and no such runs.
     """
     plans = sorted(runs_dir.glob(f"sweeps/*/{PLAN}"), key=lambda path: path.stat().st_mtime, reverse=True)
     running, earlier = find_running_folders(runs_dir), list_earlier(runs_dir)
@@ -178,7 +178,7 @@ def _make_cells(folder: Path) -> list[str]:
 
 
 def _format_time(seconds: float) -> str:
-    """Return a file's time; a dash if no calendar has it."""
+    """Return a file's time as local date and time; a dash if it is out of range."""
     try:
         return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
     except (ValueError, OverflowError, OSError):

@@ -50,9 +50,9 @@ PAUSED_INTERVAL = 1.0
 """Seconds between two checks of a paused sweep."""
 
 AroundBlock = Callable[[Path, range], AbstractContextManager[object]]
-"""Returns the context in which a block is generated, see `Job.around_block`."""
+"""Function that returns the context in which a block is generated, see `Job.around_block`."""
 Numbered = tuple[int, tuple[str, ...]]
-"""Number and overrides of a job, counted from 0."""
+"""Index of a job, from 0, and its overrides."""
 
 
 class Attempt(NamedTuple):
@@ -178,7 +178,7 @@ class Worker:
                 time.sleep(PAUSED_INTERVAL)
 
     def may_continue(self, number: int) -> bool:
-        """Return whether this worker may continue job `number`."""
+        """Return whether this worker may continue the job with index `number`."""
         if self.ending.is_set() or read_hold(self.folder, self.since) is not None:
             return False
         return not drop_of(self.folder, number).is_file() and self.find_stop() is None
@@ -211,7 +211,7 @@ class Worker:
         """
         number, overrides = job
         place = claim_of(self.folder, number)
-        # Most jobs are claimed, and this check is one call. A lapsed claim is taken over when joining.
+        # Most jobs are claimed, and this check is cheap. A lapsed claim is taken over when joining.
         if not joining and place.exists():
             return
         if not self.may_continue(number):
@@ -268,6 +268,6 @@ def do_job(
     )
     outcome = run(job, note_run)
     if outcome.results is None:
-        raise Busy("other workers draw or score the rest")
+        raise Busy("other workers generate or score the rest")
     remember(job, outcome)
     return outcome.folder
