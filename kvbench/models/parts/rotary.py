@@ -13,17 +13,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Lower rotary frequencies, for longer sequences than in the training before.
+    """Reduction of rotary frequencies for sequences longer than those of the pre-training.
 
-    Without the last three settings every frequency is divided by `factor` (arXiv:2306.15595). With them it depends on
-    the wavelength, as in Llama 3.1: wavelengths above `original_context / low_freq_factor` positions are divided, below
-    `original_context / high_freq_factor` stay, and the frequencies between are interpolated (arXiv:2407.21783).
+    Without the last three settings every frequency is divided by `factor` (arXiv:2306.15595). With them the wavelength
+    decides, as in Llama 3.1 (arXiv:2407.21783): frequencies are divided if it is above `original_context /
+    low_freq_factor` positions, kept if below `original_context / high_freq_factor`, and interpolated between.
 
     Attributes:
         factor: divisor of frequencies.
         low_freq_factor: see above.
         high_freq_factor: see above.
-        original_context: tokens of a sequence in the training before.
+        original_context: maximum tokens of a sequence in the pre-training.
     """
 
     factor: float
@@ -42,7 +42,8 @@ class RopeScaling:
                 )
         elif not (0 < low < high and context > 0):
             raise ValueError(
-                f"{key}.low_freq_factor={low}: must be positive and below high_freq_factor={high}"
+                f"{key}.low_freq_factor={low}: must be positive and below high_freq_factor={high}; "
+                f"original_context={context} must be positive"
             )
 
     @property
@@ -50,7 +51,7 @@ class RopeScaling:
         return self.low_freq_factor, self.high_freq_factor, self.original_context
 
     def scale(self, frequencies: Tensor) -> Tensor:
-        """Return the scaled frequencies, float32, shaped like the given ones."""
+        """Return the scaled frequencies, float32, shaped like `frequencies`."""
         low, high, context = self._bands
         if low is None or high is None or context is None:
             return frequencies / self.factor
@@ -69,7 +70,7 @@ def rotate_grid(grid: tuple[int, int], head_dim: int, base: float, before: int =
 
     The row rotates the first half of a head, the column the second; `head_dim` is a multiple of 4. The `before` factors
     of the condition are zero, not one: its queries and keys vanish, and later tokens score each of them 0 (LlamaGen,
-    arXiv:2406.06525, whose program pads the table with zeros).
+    arXiv:2406.06525, whose code pads the table with zeros).
     """
     frequencies = compute_frequencies(head_dim // 2, base)
     rows, columns = (torch.arange(side)[:, None] * frequencies for side in grid)
@@ -79,10 +80,10 @@ def rotate_grid(grid: tuple[int, int], head_dim: int, base: float, before: int =
 
 
 def compute_frequencies(channels: int, base: float) -> Tensor:
-    """Return the frequencies of pairs of channels, float32 [channels/2]."""
+    """Return the frequency base^(-2 j / channels) of each pair j of channels, float32 [channels/2]."""
     return base ** (-torch.arange(0, channels, 2).float() / channels)
 
 
 def make_rotations(angles: Tensor) -> Tensor:
-    """Return rotations cos + i sin, complex64 of the angles' shape."""
+    """Return cos + i sin, complex64, shaped like the angles."""
     return torch.complex(angles.cos(), angles.sin())

@@ -1,6 +1,6 @@
-"""Sampling of image tokens: guidance, temperature, truncation, the draw of a token.
+"""Sampling of image tokens: guidance, temperature, truncation, the choice of a token.
 
-Shapes: B prompts, V tokens that can be drawn.
+Shapes: B prompts, V tokens that can be sampled.
 """
 
 import math
@@ -21,10 +21,10 @@ class TokenSampling:
 
     Attributes:
         cfg: scale of classifier-free guidance; 1 disables it, which halves the sequences.
-        cfg_interval: number of image tokens after the first two that are drawn with guidance; -1 for all.
+        cfg_interval: number of image tokens with guidance after the first two, which always have it; -1 for all.
         temperature: divisor of guided logits.
-        top_k: only the k most likely codes, ties with the last of them included; 0 for all.
-        top_p: drop codes whose likelier ones have a total probability above top_p; 1 for no such limit.
+        top_k: keep the k most probable codes, and ties with the last of them; 0 keeps all.
+        top_p: drop a code if more probable ones have a total probability above top_p; 1 drops none.
     """
 
     cfg: float = 4.0
@@ -34,15 +34,15 @@ class TokenSampling:
     top_p: float = 1.0
 
     temperature_first: ClassVar[bool] = True
-    """Whether top-k ranks logits over the temperature, where rounding may make two of them equal."""
+    """Whether top-k ranks logits divided by the temperature, which rounding may make equal."""
 
     def __post_init__(self) -> None:
         refuse(
             "model.sampling",
             self,
-            cfg=(self.cfg < 1, "be at least 1 (which is no guidance)"),
+            cfg=(self.cfg < 1, "be at least 1 (1 disables guidance)"),
             cfg_interval=(self.cfg_interval < -1, "not be negative, or -1 for all tokens"),
-            temperature=(self.temperature <= 0, "be positive (top_k=1 takes the likeliest)"),
+            temperature=(self.temperature <= 0, "be positive (top_k=1 takes the most probable)"),
             top_k=(self.top_k < 0, "not be negative (0 turns it off)"),
             top_p=(not 0 < self.top_p <= 1, "be in (0, 1] (1 turns it off)"),
         )
@@ -53,18 +53,18 @@ class TokenSampling:
         return 2 if self.cfg > 1 else 1
 
     def guides(self, token: int) -> bool:
-        """Return whether an image token, numbered from 0, is drawn with guidance."""
-        # The official program counts from the second token on, and always guides the first one.
+        """Return whether the image token of this index is sampled with guidance."""
+        # The official code counts from the second token on, and always guides the first one.
         return self.branches == 2 and not -1 < self.cfg_interval < token - 1
 
 
 def guide(logits: Tensor, sampling: TokenSampling, token: int) -> Tensor:
-    """Return unconditional + cfg x (conditional - unconditional), or the conditional logits where there is no guidance.
+    """Return unconditional + cfg x (conditional - unconditional), or the conditional logits without guidance.
 
     Args:
-        logits: float32 [branches x B, V], all conditional ones first.
-        sampling: strength and interval.
-        token: number of the image token.
+        logits: float32 [branches x B, V], conditional rows first.
+        sampling: scale and interval of the guidance.
+        token: index of the image token.
     """
     if sampling.branches == 1:
         return logits
@@ -75,7 +75,7 @@ def guide(logits: Tensor, sampling: TokenSampling, token: int) -> Tensor:
 
 
 def truncate(logits: Tensor, sampling: TokenSampling) -> Tensor:
-    """Return logits [B, V] over the temperature, -inf where top-k, and then top-p, forbid a code."""
+    """Return logits float32 [B, V] / temperature, -inf where top-k, and then top-p, exclude a code."""
     logits = keep_top(logits, *_read_top(sampling))
     if sampling.top_p < 1:
         descending, order = logits.sort(-1, descending=True)
@@ -86,15 +86,15 @@ def truncate(logits: Tensor, sampling: TokenSampling) -> Tensor:
 
 
 def _read_top(sampling: TokenSampling) -> tuple[float, int, bool]:
-    """Return the temperature, the number of likeliest codes, and whether logits are ranked over the temperature."""
+    """Return the temperature (at least 1e-5), top_k, and whether top-k ranks logits / temperature."""
     return max(sampling.temperature, 1e-5), sampling.top_k, sampling.temperature_first
 
 
 def draw_token(logits: Tensor, sampling: TokenSampling, noise: Noise) -> Tensor:
-    """Draw a token int64 [B] from logits float32 [B, V], -inf where a code is forbidden.
+    """Sample a token int64 [B] from logits float32 [B, V], -inf where a code is forbidden.
 
-    The result is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works. With noise by
-    counter, one program on a GPU does all of it, or what follows the truncation where top-p needs a sort.
+    The result is argmax p / q with q ~ Exp(1), as of one `torch.multinomial` draw. With counter-based noise one kernel
+    does all of it on a GPU, or, if top-p needs a sort, what follows the truncation.
     """
     if not isinstance(noise, CounterNoise):
         logits = truncate(logits, sampling)

@@ -25,7 +25,7 @@ def check_split(config: DecoderConfig, count: int) -> None:
     """Check that a number of processes divides heads and hidden channels.
 
     Raises:
-        ValueError: naming the size that it does not divide.
+        ValueError: `count` does not divide a size, which the message names.
     """
     for name in ("heads", "kv_heads", "hidden"):
         if count < 1 or getattr(config, name) % count:

@@ -25,7 +25,7 @@ class TextEncoder(Protocol):
 
 
 class T5Encoder:
-    """Flan-T5 encoder of the transformers library: weights in half precision, float32 features without padding.
+    """Flan-T5 encoder of the transformers library, with float32 features of tokens without padding.
 
     Args:
         folder: folder of the encoder's files, configuration and tokenizer included.
@@ -57,7 +57,7 @@ class T5Encoder:
 
     @torch.inference_mode()
     def encode(self, prompts: Sequence[str]) -> TextFeatures:
-        """Return the last hidden states of each prompt, with its end token."""
+        """Return the last hidden states of every prompt, of its end token too."""
         rows = [
             self._model(
                 self._tokenizer(text, truncation=True, return_tensors="pt").input_ids.to(self._device)
@@ -118,11 +118,11 @@ class _TextBlock(nn.Module):
 
 
 class VocabularyEncoder(nn.Module):
-    """A small pre-norm transformer over words, trained together with the image transformer.
+    """Small pre-norm transformer over words, trained together with the image transformer.
 
     Args:
         config: shape of the encoder.
-        tokenize: maps a prompt to word numbers, for `encode`; raises ValueError for an unknown word.
+        tokenize: maps a prompt to ids of words, for `encode`; raises ValueError for an unknown word.
     """
 
     def __init__(self, config: VocabularyConfig, tokenize: Callable[[str], list[int]] | None = None) -> None:
@@ -134,7 +134,7 @@ class VocabularyEncoder(nn.Module):
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map word numbers int64 [B, words], 0 for padding, to [B, words, width]."""
+        """Map ids of words int64 [B, words], 0 for padding, to features [B, words, width]."""
         mask = tokens > 0
         x = self.word(tokens) + self.place.weight[: tokens.shape[1]]
         for block in self.text_blocks:
@@ -185,7 +185,7 @@ def load_t5(
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise WeightsError(
-            f"{source.key}: no Flan-T5 with its tokenizer in {files.path} ({reason})"
+            f"{source.key}: no Flan-T5 with its tokenizer in {files.path} ({reason}); copy it again"
         ) from None
     files.check_unchanged()
     return encoder, files.sha256

@@ -1,4 +1,4 @@
-"""Decoders of texts, of the Llama kind: their shape with scaled, partial or absent rotation, and the network."""
+"""Decoders of language models like Llama: shapes with scaled, partial or absent rotation, and the network."""
 
 from dataclasses import dataclass, replace
 
@@ -18,8 +18,8 @@ class TextDecoderConfig(DecoderConfig):
     Attributes:
         tied: whether the embedding also maps the stream to logits.
         rotary_dim: first channels of a head that rotate; None for all.
-        rope_scaling: change of the rotary frequencies for longer sequences; None without.
-        context: maximum tokens of a sequence; None without a limit.
+        rope_scaling: change of the rotary frequencies for longer sequences; None for no change.
+        context: maximum tokens of a sequence; None for no limit.
     """
 
     tied: bool = False
@@ -59,7 +59,7 @@ class TextDecoderConfig(DecoderConfig):
 
 
 class TextDecoder(Decoder):
-    """The language model's network."""
+    """Network of a language model, whose head may be its embedding."""
 
     config: TextDecoderConfig
 

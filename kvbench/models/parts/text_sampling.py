@@ -12,20 +12,20 @@ from kvbench.models.base import refuse
 from kvbench.models.noise import CounterNoise, Noise
 
 GOLDEN = -0x61C8864680B583EB
-"""2^64 over the golden ratio, made odd, as a signed number."""
+"""2^64 / golden ratio, made odd, as a signed integer: the increment of SplitMix64."""
 MORE_CANDIDATES = 236
-"""Candidates in addition to top_k on a GPU: ties with the last that a draw considers."""
+"""Candidates in addition to top_k on a GPU, for ties with the last; further ties are dropped."""
 
 
 @dataclass(frozen=True)
 class TextSampling:
-    """Sampling of tokens; the defaults draw from the whole distribution.
+    """Sampling of tokens; the defaults sample from the whole distribution.
 
     Attributes:
-        temperature: divisor of logits; 0 takes the likeliest token.
-        top_k: only the k likeliest tokens, ties with the last of them included; 0 for all.
-        top_p: only the likeliest of these whose total probability reaches top_p; among equals, the token of highest
-            number comes first. 1 for all.
+        temperature: divisor of logits; 0 takes the top-1 token.
+        top_k: keep the k most probable tokens, and ties with the last of them; 0 keeps all.
+        top_p: keep the fewest of these, in order of probability, whose total probability reaches top_p; among equals
+            the highest id comes first. 1 keeps all.
     """
 
     temperature: float = 1.0
@@ -36,54 +36,54 @@ class TextSampling:
         refuse(
             "model.sampling",
             self,
-            temperature=(self.temperature < 0, "not be negative (0 takes the likeliest)"),
+            temperature=(self.temperature < 0, "not be negative (0 takes the most probable)"),
             top_k=(self.top_k < 0, "not be negative (0 turns it off)"),
             top_p=(not 0 < self.top_p <= 1, "be in (0, 1] (1 turns it off)"),
         )
 
     @property
     def numbers(self) -> int:
-        """Numbers of the noise that the draw of a token takes per prompt."""
+        """Random numbers that the sampling of a token takes per prompt."""
         return 0 if self.temperature == 0 else 2
 
 
 def truncate(logits: Tensor, sampling: TextSampling) -> tuple[Tensor, Tensor]:
-    """Return logits float32 [prompts, candidates] over the temperature, likeliest first, and their tokens int64.
+    """Return logits float32 [prompts, candidates] / temperature in descending order, and their tokens int64.
 
-    Logits are -inf where top-k or top-p forbids a candidate. Ties are decided as by transformers with a stable sort.
+    Logits are -inf where top-k or top-p excludes a candidate. Ties are decided as by transformers with a stable sort.
     The input is float32 [prompts, vocabulary], the temperature not 0.
     """
-    cooled, vocabulary = logits / sampling.temperature, logits.shape[-1]
+    scaled, vocabulary = logits / sampling.temperature, logits.shape[-1]
     count = min(sampling.top_k, vocabulary) or vocabulary
-    candidates, tokens = cooled.topk(count)
+    candidates, tokens = scaled.topk(count)
     if count < vocabulary:
         threshold = candidates[:, -1:]
-        if (width := _count_candidates(cooled, threshold, count)) > count:
-            candidates, tokens = cooled.topk(width)
+        if (width := _count_candidates(scaled, threshold, count)) > count:
+            candidates, tokens = scaled.topk(width)
             candidates = candidates.masked_fill(candidates < threshold, -math.inf)
-    # topk returns ties in any order; here the token of highest number comes first.
+    # topk returns ties in any order; here the token of highest id comes first.
     tokens, order = tokens.sort(descending=True)
     candidates, order = candidates.gather(-1, order).sort(descending=True, stable=True)
     tokens = tokens.gather(-1, order)
     if sampling.top_p < 1:
         probabilities = candidates.softmax(-1)
-        likelier = probabilities.cumsum(-1) - probabilities
-        candidates = candidates.masked_fill(likelier >= sampling.top_p, -math.inf)
+        before = probabilities.cumsum(-1) - probabilities
+        candidates = candidates.masked_fill(before >= sampling.top_p, -math.inf)
     return candidates, tokens
 
 
 def _count_candidates(logits: Tensor, threshold: Tensor, count: int) -> int:
-    """Return the number of candidates among which every prompt has its `count` likeliest and the ties with the last."""
-    if logits.is_cuda:  # where the host does not wait for the number of ties
+    """Return how many largest logits contain every prompt's `count` largest and, on a CPU, all ties with the last."""
+    if logits.is_cuda:  # a count of the ties would synchronise with the GPU
         return min(count + MORE_CANDIDATES, logits.shape[-1])
     return max(count, int((logits >= threshold).sum(-1).max()))
 
 
 def draw_text_token(logits: Tensor, sampling: TextSampling, noise: Noise) -> Tensor:
-    """Draw a token int64 [prompts] from logits float32 [prompts, vocabulary].
+    """Sample a token int64 [prompts] from logits float32 [prompts, vocabulary].
 
     The result is argmax p / q with q ~ Exp(1), where q depends on the token, not on its rank: runs whose logits differ
-    slightly draw the same token nearly always. Temperature 0 draws no noise.
+    slightly sample the same token nearly always. Temperature 0 takes no noise.
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
@@ -98,10 +98,10 @@ def draw_text_token(logits: Tensor, sampling: TextSampling, noise: Noise) -> Ten
 
 
 def mix_exponential(tokens: Tensor, drawn: Tensor) -> Tensor:
-    """Return Exp(1) variables float32 [prompts, candidates], one per token, from two numbers drawn per prompt.
+    """Return Exp(1) variates float32 [prompts, candidates], one per token, from two random numbers per prompt.
 
-    Drawing a number per token of the vocabulary would take as long as a layer. Instead the bits of two are mixed with
-    the token's number (finaliser of SplitMix64: Steele, Lea and Flood, OOPSLA 2014).
+    A random number per token of the vocabulary would take as long as a layer. Instead the bits of the two are mixed
+    with the token's id (finaliser of SplitMix64: Steele, Lea and Flood, OOPSLA 2014).
 
     Args:
         tokens: int64 [prompts, candidates].

@@ -1,9 +1,9 @@
-"""Steps of a next-token model: each draws a token from the logits of the one before it.
+"""Steps of a next-token model: each computes logits from the previous token and samples the next one.
 
 A step launches hundreds of small GPU kernels, and launching them can take longer than running them. All that a step
-reads and writes therefore has a fixed place on the device, so that one recording repeats it (`Cache.open_steps`).
+reads and writes therefore has a fixed address on the device, so that one recording repeats it (`Cache.open_steps`).
 
-Shapes: B prompts, N tokens drawn per prompt, D channels of a head.
+Shapes: B prompts, N tokens sampled per prompt, D channels of a head.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -23,14 +23,14 @@ from kvbench.models.noise import CounterNoise, Noise
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """Tokens drawn so far.
+    """Tokens sampled so far.
 
     Attributes:
-        rotation: complex64 [N, D/2]; row n rotates token n - 1, whose step draws token n.
+        rotation: complex64 [N, D/2]; row n rotates token n - 1, whose step samples token n.
         tokens: int64 [B, N].
         sums: float32 [B, N], sums of the logits of each token; finite only if all logits are.
-        last: int64 [B], the token drawn last.
-        count: int64 [1], tokens drawn per prompt.
+        last: int64 [B], the token sampled last.
+        count: int64 [1], tokens sampled per prompt.
     """
 
     rotation: Tensor
@@ -41,7 +41,7 @@ class DrawnTokens:
 
     @classmethod
     def open(cls, prompts: int, rotation: Tensor) -> "DrawnTokens":
-        """Return room for as many tokens as there are rotations."""
+        """Return memory for as many tokens as `rotation` has rows."""
         tokens = torch.zeros(prompts, len(rotation), dtype=torch.int64, device=rotation.device)
         sums = torch.zeros(prompts, len(rotation), device=rotation.device)
         return cls(rotation, tokens, sums, tokens.new_zeros(prompts), tokens.new_zeros(1))
@@ -59,7 +59,7 @@ class DrawnTokens:
 
 
 class GivenNoise:
-    """Numbers of one step that are on the device already, as a `Noise`."""
+    """`Noise` of one step whose random numbers are on the device already."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._numbers = numbers
@@ -71,14 +71,14 @@ class GivenNoise:
 
 @contextmanager
 def hold_noise(noise: Noise, repetitions: Repetitions | None) -> Iterator[Noise]:
-    """Yield noise by counter at places that recordings read, and count the draws of the block for `noise`.
+    """Yield counter-based noise at addresses that recordings read, and advance `noise` by the draws of the block.
 
-    Other noise, or without recordings, is yielded as it is.
+    Other noise is yielded as it is; without recordings, all noise is.
     """
     if repetitions is None or not isinstance(noise, CounterNoise):
         yield noise
         return
-    # A copy, since the next generation's noise is written to its places.
+    # A copy, since the next generation's noise is written to the same memory.
     held = repetitions.hold(CounterNoise(noise.keys.clone(), noise.step.clone()))
     yield held
     noise.step.copy_(held.step)
@@ -93,14 +93,14 @@ def run_step(
     device: torch.device,
     *inputs: Tensor,
 ) -> Tensor:
-    """Run a step, by the recording of a segment's steps if there is one, and return the drawn token int64 [B].
+    """Run a step, by the recording of a segment's steps if there is one, and return the sampled token int64 [B].
 
     Args:
         repeat: result of `Cache.open_steps`.
         key: whatever differs between steps and is not an input.
-        step: draws a token int64 [B] with a `Noise` and the inputs.
+        step: samples a token int64 [B] with a `Noise` and the inputs.
         noise: randomness, per prompt.
-        numbers: random numbers that a step draws per prompt; the recording itself draws noise by counter.
+        numbers: random numbers that a step takes per prompt; counter-based noise is drawn in the recording.
         device: device of the step.
         inputs: further tensors that the step reads.
     """
