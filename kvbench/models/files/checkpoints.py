@@ -75,17 +75,17 @@ def _read_shards(folder: Path) -> Mapping[str, object]:
 def _read_index(path: Path) -> dict[str, list[str]]:
     """Return the tensors of each shard, shards in order."""
     index = parse_json(read_bytes(path))
-    places = index.get("weight_map") if isinstance(index, Mapping) else None
-    if not isinstance(places, Mapping) or not all(isinstance(shard, str) for shard in places.values()):
+    files = index.get("weight_map") if isinstance(index, Mapping) else None
+    if not isinstance(files, Mapping) or not all(isinstance(shard, str) for shard in files.values()):
         raise ValueError(f"{path.name} has no weight_map of tensors and their files")
-    shards: dict[str, list[str]] = {shard: [] for shard in sorted(set(places.values()))}
-    for tensor, shard in places.items():
+    shards: dict[str, list[str]] = {shard: [] for shard in sorted(set(files.values()))}
+    for tensor, shard in files.items():
         shards[shard].append(tensor)
     return shards
 
 
 def _join_shards(folder: Path, shards: Mapping[str, Sequence[str]]) -> dict[str, object]:
-    """Return the contents of shards, each of which must hold the tensors that the index places there."""
+    """Return the contents of shards, each of which must have the tensors that the index lists for it."""
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise ValueError(f"the index names a file outside the folder: {outside[0]}")
     if missing := [shard for shard in shards if not (folder / shard).is_file()]:
@@ -96,7 +96,7 @@ def _join_shards(folder: Path, shards: Mapping[str, Sequence[str]]) -> dict[str,
         content = read(folder / shard)
         if lost := [tensor for tensor in tensors if tensor not in content]:
             raise ValueError(
-                f"{shard} lacks {len(lost)} tensors of the index, such as {lost[0]}: the file is wrong"
+                f"{shard} lacks {len(lost)} tensors of the index, such as {lost[0]}; copy it again"
             )
         if twice := [tensor for tensor in content if tensor in owners]:
             raise ValueError(f"{shard} and {owners[twice[0]]} both hold {twice[0]}")
@@ -113,19 +113,19 @@ def is_safe(path: Path) -> bool:
 
 
 def split_layers(raw: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    """Yield the contents of a checkpoint layer by layer, tensors of no layer first, with their nesting.
+    """Yield the contents of a checkpoint layer by layer, tensors outside layers first; nested mappings stay nested.
 
     Layers are converted independently, so that only one is in memory; packed tensors are unpacked here.
     """
     for group in _group_layers(raw).values():
-        yield {name: one.unpack() if isinstance(one, PackedTensor) else one for name, one in group.items()}
+        yield {k: v.unpack() if isinstance(v, PackedTensor) else v for k, v in group.items()}
 
 
 def _group_layers(raw: Mapping[str, object]) -> dict[str, dict[str, object]]:
     groups: dict[str, dict[str, object]] = {"": {}}
     for name, value in raw.items():
         match = LAYER.match(str(name))
-        own: Mapping[str, object] = {match[0] if match else "": value}
-        for layer, part in (_group_layers(value) if isinstance(value, Mapping) else own).items():
+        flat: Mapping[str, object] = {match[0] if match else "": value}
+        for layer, part in (_group_layers(value) if isinstance(value, Mapping) else flat).items():
             groups.setdefault(layer, {})[name] = part
     return groups

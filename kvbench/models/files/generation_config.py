@@ -18,13 +18,13 @@ IGNORED: Mapping[str, object] = {
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams", "repetition_penalty", "top_h",
                      "typical_p"), 1),
 }  # fmt: skip
-"""Keys that change which texts transformers' `generate` draws and that are not followed; values that change nothing."""
+"""Unsupported keys that change what transformers' `generate` samples, with their neutral values."""
 
 
 def read_generation_config(source: Source) -> Mapping[str, object]:
     """Return the contents of a model's `generation_config.json`, after downloading the model; empty without the file.
 
-    Of a GGUF file they are the stop tokens of its tokenizer and the sampling that its authors name.
+    For a GGUF file they are the stop tokens of its tokenizer and the sampling that its authors recommend.
 
     Raises:
         WeightsError: the model is missing, or the file is not a JSON object.
@@ -40,15 +40,15 @@ def list_ignored(config: Mapping[str, object], sampling: Mapping[str, object]) -
 
     Args:
         config: contents of the file.
-        sampling: `temperature`, `top_k` and `top_p` of the run; temperature 0 takes the likeliest token.
+        sampling: `temperature`, `top_k` and `top_p` of the run; temperature 0 takes the top-1 token.
     """
-    drawn = bool(config.get("do_sample"))
-    ours = {**IGNORED, "do_sample": sampling["temperature"] != 0, **(sampling if drawn else {})}
-    theirs = {"top_k": 50, **config} if drawn else config  # default of transformers when sampling
+    samples = bool(config.get("do_sample"))
+    effective = {**IGNORED, "do_sample": sampling["temperature"] != 0, **(sampling if samples else {})}
+    requested = {"top_k": 50, **config} if samples else config  # transformers' default if it samples
     return {
         key: found
-        for key, value in ours.items()
-        if (found := theirs.get(key)) not in (None, value, []) and not (found is False and value is None)
+        for key, value in effective.items()
+        if (found := requested.get(key)) not in (None, value, []) and not (found is False and value is None)
     }
 
 
@@ -73,7 +73,7 @@ def read_object(source: Source, path: Path) -> Mapping[str, object]:
     """Return the JSON object in a file of a model.
 
     Raises:
-        WeightsError: the file cannot be read, or is no JSON object.
+        WeightsError: the file cannot be read, or is not a JSON object.
     """
     try:
         values = parse_json(read_text(path))

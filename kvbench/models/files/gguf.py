@@ -29,17 +29,17 @@ MAX_DIMENSIONS = 4
 
 
 class TensorType(NamedTuple):
-    """Storage of a tensor's numbers.
+    """Element type of a tensor.
 
     Attributes:
         name: llama.cpp's name.
-        numbers: consecutive numbers of a row that are stored together.
-        size: bytes of these numbers.
-        dtype: dtype of numbers that are stored as they are; None for quantised blocks.
+        block: consecutive elements of a row that are stored together.
+        size: bytes of a block.
+        dtype: dtype of unquantised elements; None for quantised blocks.
     """
 
     name: str
-    numbers: int
+    block: int
     size: int
     dtype: torch.dtype | None = None
 
@@ -49,12 +49,12 @@ FLOATS = {
     1: TensorType("F16", 1, 2, torch.float16),
     30: TensorType("BF16", 1, 2, torch.bfloat16),
 }
-"""Tensor types that are read without the package `gguf`, by number."""
+"""Element types that are read without the package `gguf`, by their id in files."""
 
 
 @cache
 def _find_type(number: int) -> TensorType:
-    """Return a type by its number in a file; `gguf` knows the sizes of blocks, and whether it unpacks them."""
+    """Return an element type by its id in files; `gguf` has the sizes of quantised blocks, and unpacks most of them."""
     if number in FLOATS:
         return FLOATS[number]
     try:
@@ -63,23 +63,23 @@ def _find_type(number: int) -> TensorType:
     except ImportError:
         raise ValueError("quantised: install the `gguf` extra (the package gguf), which unpacks it") from None
     try:
-        numbers, size = GGML_QUANT_SIZES[kind := GGMLQuantizationType(number)]
+        block, size = GGML_QUANT_SIZES[kind := GGMLQuantizationType(number)]
         dequantize(np.zeros((1, size), np.uint8), kind)
     except (ValueError, NotImplementedError) as error:
         raise ValueError(
             f"of type {number}, which is not unpacked ({error}); use the model's safetensors"
         ) from None
-    return TensorType(kind.name, numbers, size)
+    return TensorType(kind.name, block, size)
 
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor of a mapped file, unpacked on demand.
+    """Tensor of a mapped file, unpacked on demand.
 
     Attributes:
-        type: storage of its numbers.
+        type: element type.
         shape: slowest dimension first.
-        data: its bytes, uint8 [bytes], mapped from the file.
+        data: uint8 [bytes], mapped from the file.
         paired: D if a rotation pairs channels 2j and 2j + 1 of rows [heads x D, ...]; `unpack` returns them in the
             order of the Hugging Face Hub's files, which pair j and j + D/2. None for rows that keep their order.
     """
@@ -90,7 +90,7 @@ class PackedTensor:
     paired: int | None = None
 
     def unpack(self) -> Tensor:
-        """Return the numbers in memory of their own, float32 or, of unquantised types, the file's dtype."""
+        """Return the values in a new tensor: float32, or the file's dtype if it is unquantised."""
         kind = self.type
         if kind.dtype is not None:
             whole = torch.from_numpy(self.data.copy()).view(kind.dtype).reshape(self.shape)
@@ -98,9 +98,9 @@ class PackedTensor:
             from gguf.constants import GGMLQuantizationType
             from gguf.quants import dequantize
 
-            rows = self.data.reshape(-1, self.shape[-1] // kind.numbers * kind.size)
-            numbers = dequantize(rows, GGMLQuantizationType[kind.name])
-            whole = torch.from_numpy(numbers).reshape(self.shape)
+            rows = self.data.reshape(-1, self.shape[-1] // kind.block * kind.size)
+            values = dequantize(rows, GGMLQuantizationType[kind.name])
+            whole = torch.from_numpy(values).reshape(self.shape)
         if self.paired is None:
             return whole
         return whole.unflatten(0, (-1, self.paired // 2, 2)).transpose(1, 2).flatten(0, 2)
@@ -114,7 +114,7 @@ class Gguf(NamedTuple):
 
 
 class _Cursor:
-    """Reads a file's header; a read past the end raises before it allocates memory."""
+    """Reader of a file's header; a read past the end raises a ValueError before memory is allocated."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self.position = data, 0
@@ -123,7 +123,7 @@ class _Cursor:
         end = self.position + size
         if end > len(self._data):
             raise ValueError(
-                f"it is truncated: its header needs {end} bytes or more, it has {len(self._data)}"
+                f"truncated: the header needs {end} bytes or more, the file has {len(self._data)}; copy it again"
             )
         start, self.position = self.position, end
         return self._data[start:end]
@@ -148,17 +148,17 @@ class _Cursor:
         if inner not in NUMBERS:
             raise ValueError(f"values of type {inner} are not supported")
         width = struct.calcsize(NUMBERS[inner])
-        return [one for (one,) in struct.iter_unpack(f"<{NUMBERS[inner]}", self.take(count * width))]
+        return [value for (value,) in struct.iter_unpack(f"<{NUMBERS[inner]}", self.take(count * width))]
 
 
 def read_gguf(path: Path) -> Gguf:
-    """Read a file's metadata and map its tensors, of which nothing is read yet.
+    """Read a file's metadata and map its tensors without reading them.
 
     Every length is compared with the file's size before memory is allocated for it.
 
     Raises:
         OSError: the file cannot be opened.
-        ValueError: it is truncated, of another format or version, or a tensor is stored in a type that is not read.
+        ValueError: it is truncated, of another format or version, or an element type is not supported.
     """
     with open_file(path, MAX_STREAMED) as file:
         if file.read(len(MAGIC)) != MAGIC:
@@ -166,17 +166,17 @@ def read_gguf(path: Path) -> Gguf:
         cursor = _Cursor(data := mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     cursor.take(len(MAGIC))
     if (version := cursor.read_count("I")) not in VERSIONS:
-        raise ValueError(f"it has GGUF's version {version}, but versions 2 and 3 are read; convert it again")
+        raise ValueError(f"it has GGUF version {version}, only 2 and 3 are supported; convert it again")
     tensors, keys = cursor.read_count(), cursor.read_count()
     metadata = dict(_read_metadata(cursor, keys))
     placed = list(_read_tensors(cursor, tensors))
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
-        raise ValueError(f"general.alignment is {alignment}, must be a positive number")
+        raise ValueError(f"general.alignment is {alignment}, must be a positive integer")
     start = -(-cursor.position // alignment) * alignment
     end = start + max((offset + size for *_, offset, size in placed), default=0)
     if end > len(data):
-        raise ValueError(f"it is truncated: its tensors need {end} bytes, it has {len(data)}; copy it again")
+        raise ValueError(f"truncated: tensors need {end} bytes, the file has {len(data)}; copy it again")
     whole = np.frombuffer(data, np.uint8)
     return Gguf(
         metadata,
@@ -197,7 +197,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> Iterator[tuple[str, Value]]:
 
 
 def _read_tensors(cursor: _Cursor, count: int) -> Iterator[tuple[str, TensorType, tuple[int, ...], int, int]]:
-    """Yield name, type, shape, offset after the header and size in bytes of every tensor."""
+    """Yield name, element type, shape, offset after the header and size in bytes of every tensor."""
     names = set()
     for _ in range(count):
         name, dimensions = cursor.read_text(), cursor.read_count("I")
@@ -212,8 +212,8 @@ def _read_tensors(cursor: _Cursor, count: int) -> Iterator[tuple[str, TensorType
             kind = _find_type(number)
         except ValueError as error:
             raise ValueError(f"{name} is {error}") from None
-        if not (row := shape[-1] if shape else 1) or row % kind.numbers:
+        if not (row := shape[-1] if shape else 1) or row % kind.block:
             raise ValueError(
-                f"{name} has rows of {row} numbers, but {kind.name} needs multiples of {kind.numbers}"
+                f"{name} has rows of {row} elements, not multiples of {kind.block} ({kind.name})"
             )
-        yield name, kind, shape, offset, math.prod(shape) // kind.numbers * kind.size
+        yield name, kind, shape, offset, math.prod(shape) // kind.block * kind.size

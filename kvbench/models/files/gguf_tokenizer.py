@@ -26,12 +26,12 @@ SPLITS: dict[str, tuple[str, ...]] = {
 They follow llama.cpp's `src/llama-vocab.cpp`; its spelled-out cases are `(?i:...)` here.
 """
 WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3"})
-"""Values of `tokenizer.ggml.pre` that encode a word of the vocabulary without merges, and begin texts with `bos`."""
+"""Values of `tokenizer.ggml.pre` that encode known words without merges, and by default begin texts with `bos`."""
 CONTROL, USER_DEFINED = 3, 4
-"""Types of tokens that are searched for before a text is split; control tokens are invisible."""
+"""Types of tokens that are found before a text is split; control tokens may be skipped in decoding."""
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TOKENS = ("<|endoftext|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
-"""Control tokens that end a text by their name, as in llama.cpp's vocabulary."""
+"""Names of control tokens that end a text, as in llama.cpp's vocabulary."""
 SAMPLING = {
     "general.sampling.temp": "temperature", "general.sampling.top_k": "top_k", "general.sampling.top_p": "top_p",
     "general.sampling.min_p": "min_p", "general.sampling.penalty_repeat": "repetition_penalty",
@@ -42,7 +42,7 @@ SAMPLING = {
 def make_generation_config(file: Gguf) -> dict[str, object]:
     """Return a file's stop tokens and sampling under the keys of transformers' generation_config.json.
 
-    Control tokens that end a text by their name are stop tokens too.
+    Control tokens with a name of `END_TOKENS` are stop tokens too.
 
     Raises:
         ValueError: the file has no list of tokens.
@@ -53,7 +53,7 @@ def make_generation_config(file: Gguf) -> dict[str, object]:
         raise ValueError(f"it has no lists {prefix}tokens and {prefix}token_type")
     ends = [values[f"{prefix}{key}"] for key in END_KEYS if f"{prefix}{key}" in values]
     typed = zip(tokens, kinds, strict=False)
-    ends += [number for number, (token, kind) in enumerate(typed) if kind == CONTROL and token in END_TOKENS]
+    ends += [index for index, (token, kind) in enumerate(typed) if kind == CONTROL and token in END_TOKENS]
     found = {name: values[key] for key, name in SAMPLING.items() if key in values}
     if "temperature" in found:
         found["do_sample"] = found["temperature"] != 0
@@ -65,7 +65,7 @@ def make_tokenizer(file: Gguf) -> "PreTrainedTokenizerFast":
 
     Raises:
         ImportError: the `text` extra is not installed.
-        ValueError: the tokenizer is of another kind, or a key is missing or of another type.
+        ValueError: the kind of tokenizer is not supported, or a key is missing or of a wrong type.
     """
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
@@ -75,17 +75,17 @@ def make_tokenizer(file: Gguf) -> "PreTrainedTokenizerFast":
             raise ValueError(
                 f"{key} is {file.metadata[key]!r:.60}, must be false: an answer follows the prompt"
             )
-    kind, tokens = _find_kind(file), _find_texts(file, "tokens")
-    numbers = _find_special(file, len(tokens))
-    special = {name: tokens[number] for name, number in numbers.items()}
+    kind, tokens = _find_kind(file), _find_strings(file, "tokens")
+    ids = _find_special(file, len(tokens))
+    special = {name: tokens[index] for name, index in ids.items()}
     template = file.metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
-        raise ValueError("tokenizer.chat_template is not a text")
+        raise ValueError("tokenizer.chat_template is not a string")
     tokenizer = _build(file, kind, tokens)
     first = special.get("bos_token")
     if first is not None and file.metadata.get("tokenizer.ggml.add_bos_token", kind in WHOLE_WORDS):
         tokenizer.post_processor = TemplateProcessing(
-            single=[first, "$A"], special_tokens=[(first, numbers["bos_token"])]
+            single=[first, "$A"], special_tokens=[(first, ids["bos_token"])]
         )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, chat_template=template, clean_up_tokenization_spaces=False, **special
@@ -93,15 +93,15 @@ def make_tokenizer(file: Gguf) -> "PreTrainedTokenizerFast":
 
 
 def _find_special(file: Gguf, count: int) -> dict[str, int]:
-    """Return the numbers of special tokens by transformers' names; `count` is the size of the vocabulary."""
+    """Return the ids of special tokens by transformers' names; `count` is the size of the vocabulary."""
     names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-    keys = {name: f"tokenizer.ggml.{ours}_token_id" for name, ours in names.items()}
+    keys = {name: f"tokenizer.ggml.{part}_token_id" for name, part in names.items()}
     found = {}
     for name, key in keys.items():
         if (number := file.metadata.get(key)) is None:
             continue
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
-            raise ValueError(f"{key} is {number!r:.60}, must be the number of one of {count} tokens")
+            raise ValueError(f"{key} is {number!r:.60}, must be a token id below {count}")
         found[name] = number
     return found
 
@@ -109,11 +109,11 @@ def _find_special(file: Gguf, count: int) -> dict[str, int]:
 def _build(file: Gguf, kind: str, tokens: list[str]) -> "Tokenizer":
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    pairs = [merge.partition(" ")[::2] for merge in _find_texts(file, "merges")]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    pairs = [merge.partition(" ")[::2] for merge in _find_strings(file, "merges")]
     unknown = [pair for pair in pairs if not vocabulary.keys() >= {*pair, "".join(pair)}]
     if unknown:
-        raise ValueError(f"tokenizer.ggml.merges has {unknown[0]!r:.60}, which joins no two tokens to one")
+        raise ValueError(f"tokenizer.ggml.merges has {unknown[0]!r:.60}, not two tokens that join to a third")
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=kind in WHOLE_WORDS))
     if SPLITS[kind] == (QWEN2,) and kind != "stablelm2":
         tokenizer.normalizer = normalizers.NFC()  # llama.cpp leaves it out, Qwen's tokenizer.json has it
@@ -126,26 +126,26 @@ def _build(file: Gguf, kind: str, tokens: list[str]) -> "Tokenizer":
         raise ValueError(f"tokenizer.ggml.token_type is not a list of {len(tokens)} types")
     tokenizer.add_tokens(
         [
-            AddedToken(token, normalized=False, special=one == CONTROL)
-            for token, one in zip(tokens, types, strict=True)
-            if one in (CONTROL, USER_DEFINED)
+            AddedToken(token, normalized=False, special=type_ == CONTROL)
+            for token, type_ in zip(tokens, types, strict=True)
+            if type_ in (CONTROL, USER_DEFINED)
         ]
     )
     return tokenizer
 
 
 def _find_kind(file: Gguf) -> str:
-    """Return `tokenizer.ggml.pre`, which says how texts are split into words."""
+    """Return `tokenizer.ggml.pre`, the name of the patterns that split texts (`SPLITS`)."""
     model, kind = (file.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if model != "gpt2":
-        raise ValueError(f"tokenizer.ggml.model is {model!r:.60}, but only gpt2 (byte-level BPE) is read")
+        raise ValueError(f"tokenizer.ggml.model is {model!r:.60}, only gpt2 (byte-level BPE) is supported")
     if not isinstance(kind, str) or kind not in SPLITS:
-        raise ValueError(f"tokenizer.ggml.pre is {kind!r:.60}, but only {', '.join(SPLITS)} are read")
+        raise ValueError(f"tokenizer.ggml.pre is {kind!r:.60}, only {', '.join(SPLITS)} are supported")
     return kind
 
 
-def _find_texts(file: Gguf, name: str) -> list[str]:
+def _find_strings(file: Gguf, name: str) -> list[str]:
     found = file.metadata.get(f"tokenizer.ggml.{name}")
     if not isinstance(found, list) or not found or not isinstance(found[0], str):
-        raise ValueError(f"it has no tokenizer: tokenizer.ggml.{name} is not a list of texts")
+        raise ValueError(f"it has no tokenizer: tokenizer.ggml.{name} is not a list of strings")
     return found  # type: ignore[return-value]  # an array's values are of one type

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MAX_STREAMS = 4
 """Maximum number of concurrent downloads."""
 CONDITIONS = "{repo}: accept its conditions on its page, then `hf auth login`"
-"""Message about a repository whose files are not sent to everyone; the files themselves may be listed."""
+"""Message about a gated repository, whose files may be listed but not downloaded."""
 
 
 class HubError(UserError, RuntimeError):
@@ -67,7 +67,7 @@ class RepoSnapshot:
         commit: commit of the revision.
         sizes: bytes by name.
         folder: snapshot in the Hub's cache.
-        hashes: SHA-256 by name of files in Git LFS; empty once they are downloaded.
+        hashes: SHA-256 by name of files in Git LFS; empty if the part is listed without network.
     """
 
     part: RepoPart
@@ -90,7 +90,7 @@ class RepoSnapshot:
         return self.folder.parents[1] / "blobs" / self.hashes[name]
 
     def find_partial(self, name: str) -> Path:
-        """Return the file of the bytes received so far of a file in Git LFS."""
+        """Return the path of the partial download of a file in Git LFS."""
         return self.find_blob(name).with_name(f"{self.hashes[name]}.kvbench.incomplete")
 
     def _count_received(self, name: str) -> int:
@@ -143,9 +143,9 @@ class RepoSnapshot:
 
 
 def find_fetched(part: RepoPart) -> RepoSnapshot | None:
-    """Return the listing of a downloaded part, without network access; None unless every file exists."""
-    listing = _read_record(part)
-    return None if listing is None or listing.missing else listing
+    """Return the snapshot of a downloaded part, without network access; None unless every file exists."""
+    snapshot = _read_record(part)
+    return None if snapshot is None or snapshot.missing else snapshot
 
 
 def list_part(part: RepoPart) -> RepoSnapshot:
@@ -175,12 +175,12 @@ def list_part(part: RepoPart) -> RepoSnapshot:
         except HubError:
             raise HubError(f"cannot download {part} ({str(error).splitlines()[0]})") from error
     siblings = info.siblings or ()
-    sizes = {one.rfilename: one.size or 0 for one in siblings}
-    hashes = {one.rfilename: one.lfs.sha256 for one in siblings if one.lfs is not None}
+    sizes = {file.rfilename: file.size or 0 for file in siblings}
+    hashes = {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs is not None}
     return _choose_files(part, str(info.sha), sizes, cache / "snapshots" / str(info.sha), hashes)
 
 
-def fetch(listings: Sequence[RepoSnapshot]) -> None:
+def fetch(snapshots: Sequence[RepoSnapshot]) -> None:
     """Log the size of missing files and download them; an interrupted download resumes.
 
     Raises:
@@ -189,17 +189,17 @@ def fetch(listings: Sequence[RepoSnapshot]) -> None:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError
 
-    todo = [listing for listing in listings if listing.missing]
+    todo = [snapshot for snapshot in snapshots if snapshot.missing]
     _announce(todo, Path(constants.HF_HUB_CACHE))
-    for listing in listings:
-        part = listing.part
+    for snapshot in snapshots:
+        part = snapshot.part
         with claim(part.record.with_suffix(".claim")):
-            if listing.missing:
+            if snapshot.missing:
                 try:
-                    names = list(listing.missing)
-                    listing.download([name for name in names if name in listing.hashes])
-                    # Fetches the small files, and links the large ones into the snapshot.
-                    snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
+                    names = list(snapshot.missing)
+                    snapshot.download([name for name in names if name in snapshot.hashes])
+                    # Fetches the small files, and links the large ones into the snapshot's folder.
+                    snapshot_download(part.repo, revision=snapshot.commit, allow_patterns=names)
                 except Exception as error:  # the library's transport has its own errors
                     code = error.headers.get("X-Error-Code") if isinstance(error, HTTPError) else None
                     if code == "GatedRepo" or isinstance(error, GatedRepoError):
@@ -207,7 +207,7 @@ def fetch(listings: Sequence[RepoSnapshot]) -> None:
                     raise HubError(
                         f"the download of {part} ended early ({str(error).splitlines()[0]}); run it again to resume"
                     ) from None
-            write_whole(part.record, json.dumps({**asdict(listing), "folder": str(listing.folder)}))
+            write_whole(part.record, json.dumps({**asdict(snapshot), "folder": str(snapshot.folder)}))
 
 
 def format_bytes(size: int) -> str:
@@ -220,13 +220,13 @@ def format_bytes(size: int) -> str:
 
 
 def _announce(todo: Sequence[RepoSnapshot], cache: Path) -> None:
-    needed = sum(size for listing in todo for size in listing.missing.values())
+    needed = sum(size for snapshot in todo for size in snapshot.missing.values())
     if not needed:
         return
     log.info("%s to download to %s", format_bytes(needed), cache)
-    for listing in todo:
-        part, size = listing.part, format_bytes(sum(listing.missing.values()))
-        log.info("  %s: %s at %s = commit %s", size, part, part.revision, listing.commit)
+    for snapshot in todo:
+        part, size = snapshot.part, format_bytes(sum(snapshot.missing.values()))
+        log.info("  %s: %s at %s = commit %s", size, part, part.revision, snapshot.commit)
     if (free := count_free_bytes(cache)) < needed:
         raise HubError(
             f"{format_bytes(needed)} to download, {format_bytes(free)} free in {cache}: set HF_HOME to a larger disk"
@@ -242,7 +242,7 @@ def _read_record(part: RepoPart) -> RepoSnapshot | None:
 
 
 def _list_cached(part: RepoPart, cache: Path) -> RepoSnapshot:
-    """Return the listing of a part in the Hub's own cache, which other programs may have filled."""
+    """Return the snapshot of a part in the Hub's own cache, which other programs may have filled."""
     branch = cache / "refs" / part.revision
     commit = read_text(branch).strip() if branch.is_file() else part.revision
     folder = cache / "snapshots" / commit
@@ -261,7 +261,7 @@ def _list_cached(part: RepoPart, cache: Path) -> RepoSnapshot:
 def _choose_files(
     part: RepoPart, commit: str, sizes: Mapping[str, int], folder: Path, hashes: Mapping[str, str]
 ) -> RepoSnapshot:
-    """Return the listing of the files that are read."""
+    """Return the snapshot of a part with the files that are read, or raise a HubError if there are none."""
     if part.file is not None and part.file in sizes:
         names = [part.file]
     else:

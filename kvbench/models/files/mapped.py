@@ -1,4 +1,4 @@
-"""Memory that is mapped from files, and its return to the system after it was read."""
+"""Memory that is mapped from files, and the release of its pages after reading."""
 
 import ctypes
 import mmap
@@ -11,7 +11,7 @@ MAPS = Path("/proc/self/maps")
 
 
 def list_file_maps() -> list[range]:
-    """Return the addresses that are mapped from files; none where the system does not list them."""
+    """Return the address ranges that are mapped from files; an empty list if the system does not list them."""
     if not MAPS.is_file():
         return []
     maps = []
@@ -37,5 +37,5 @@ def release_pages(tensors: Iterable[Tensor], maps: Sequence[range]) -> None:
     for tensor in tensors:
         first, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
         start, stop = -(-first // page) * page, end // page * page
-        if start < stop and any(first in one and end <= one.stop for one in maps):
+        if start < stop and any(first in area and end <= area.stop for area in maps):
             advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.models.files.checkpoints import State
 
 DRAWING = ("decoder.", "post_quant_conv.", "quantize.")
-"""Prefixes of the names of what a VQGAN needs to decode tokens."""
+"""Prefixes of the names of a VQGAN's tensors that decode tokens."""
 
 
 def take_part(raw: Mapping[str, object], prefix: str) -> State:
@@ -31,7 +31,7 @@ def _find_tensors(raw: Mapping[str, object], *wrappers: str) -> State:
 
 
 def clean_transformer(raw: Mapping[str, object]) -> State:
-    """Return a transformer's state from a published file: flat or nested by a trainer, with constant buffers."""
+    """Return a transformer's state without constant buffers; the published file is flat or nested by a trainer."""
     nested = raw.get("trainer")
     if isinstance(nested, Mapping):
         raw = nested.get("gpt_fsdp", nested)  # type: ignore[assignment]

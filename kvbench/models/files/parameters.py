@@ -31,7 +31,7 @@ RANDOM_RECIPE = 2
 
 
 class _NoInit(TorchFunctionMode):
-    """Replaces the functions of `torch.nn.init` by no-ops."""
+    """Mode in which the functions of `torch.nn.init` do nothing."""
 
     def __torch_function__(
         self,
@@ -66,7 +66,7 @@ def bound_tensors() -> Iterator[None]:
     def note(*_: object) -> None:
         if next(made) > MAX_TENSORS:
             raise WeightsError(
-                f"model: its shape has more than {MAX_TENSORS} tensors; correct its numbers of layers"
+                f"model: its shape has more than {MAX_TENSORS} tensors; reduce its numbers of layers"
             )
 
     hook = register_module_parameter_registration_hook(note)
@@ -96,11 +96,13 @@ def check(state: Mapping[str, Tensor], module: nn.Module, name: str, path: Path 
     if problems:
         listed = "; ".join(sorted(problems)[:8])
         where = "" if path is None else f" (in {path})"
-        raise WeightsError(f"{name}: the checkpoint does not fit in {len(problems)} places: {listed}{where}")
+        raise WeightsError(
+            f"{name}: the checkpoint does not fit, {len(problems)} tensors differ: {listed}{where}"
+        )
 
 
 def _check_dtype(name: str, tensor: Tensor, expected: Tensor, where: str) -> None:
-    """Raise WeightsError if a tensor for a parameter holds no floating-point numbers of at least 16 bits.
+    """Raise a WeightsError if a tensor for a parameter is not floating-point with at least 16 bits.
 
     Complex numbers would lose a part. Integers and 8-bit floats are quantised, with scales in other tensors.
     """
@@ -111,7 +113,7 @@ def _check_dtype(name: str, tensor: Tensor, expected: Tensor, where: str) -> Non
 
 
 def set_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace a parameter on the meta device by a tensor."""
+    """Replace a parameter or buffer on the meta device by a tensor."""
     owner, _, leaf = name.rpartition(".")
     part = module.get_submodule(owner)
     old = getattr(part, leaf)
@@ -126,8 +128,8 @@ def to_float32(_: str, tensor: Tensor) -> Tensor:
 def load_into(module: nn.Module, source: Source, clean: Clean, place: Place = to_float32) -> str:
     """Fill a module on the meta device layer by layer and return the SHA-256 of the source.
 
-    `place` receives tensors that are mapped from the file. The module gets copies, which keep their numbers when the
-    file is overwritten or cut.
+    `place` receives tensors that are mapped from the file. The module gets copies, which keep their values if the file
+    is overwritten or truncated.
 
     Raises:
         WeightsError: the file was changed while it was read; or see `Source.locate`, `read` and `check`.
@@ -174,20 +176,20 @@ def fill(module: nn.Module, source: Source | None, clean: Clean, place: Place = 
 
 
 def fill_random(module: nn.Module, place: Place = to_float32) -> str:
-    """Fill a module on the meta device with random numbers and return the SHA-256 of names, shapes and recipe.
+    """Fill a module on the meta device with random values and return the SHA-256 of names, shapes and recipe.
 
-    These determine the numbers, which are drawn in float32. Layers preserve variance, norms are the identity, biases 0,
+    These determine the values, which are drawn in float32. Layers preserve variance, norms are the identity, biases 0,
     attention is sharpened eightfold and gates are open, so that activations stay finite and attention affects the
     images. Each parameter has its own generator, seeded by its name, so that threads can draw them in parallel.
 
     Raises:
-        WeightsError: this machine's memory cannot hold the parameters, in 16 bits.
+        WeightsError: the parameters in 16 bits exceed this machine's memory.
     """
-    numbers = sum(parameter.numel() for parameter in module.parameters())
-    if 2 * numbers > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+    size = sum(parameter.numel() for parameter in module.parameters())
+    if 2 * size > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
         raise WeightsError(
-            f"model.weights=random: the shape has {numbers:.3g} parameters, more than {memory >> 30} GiB hold; "
-            "correct model.transformer and model.tokenizer"
+            f"model.weights=random: {size:.3g} parameters do not fit in {memory >> 30} GiB of memory; "
+            "reduce model.transformer or model.tokenizer"
         )
     listed = [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
     parts = [
@@ -206,15 +208,15 @@ def fill_random(module: nn.Module, place: Place = to_float32) -> str:
     return hash_values([RANDOM_RECIPE, listed])
 
 
-def _draw(owner: nn.Module, name: str, numbers: Tensor, generator: torch.Generator) -> Tensor:
-    """Write random numbers into a layer's parameter."""
+def _draw(owner: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> Tensor:
+    """Overwrite a layer's parameter with its initial values, random or constant, and return it."""
     if name.endswith("bias"):
-        return numbers.zero_()
+        return values.zero_()
     if name == "scale_mul_1H11":
-        return numbers.fill_(math.log(8))
+        return values.fill_(math.log(8))
     if name != "weight":
-        return numbers.normal_(0, 0.5, generator=generator)
-    if numbers.ndim == 1:
-        return numbers.fill_(1)
-    spread = 1.0 if isinstance(owner, nn.Embedding) else numbers[0].numel() ** -0.5
-    return numbers.normal_(0, spread, generator=generator)
+        return values.normal_(0, 0.5, generator=generator)
+    if values.ndim == 1:
+        return values.fill_(1)
+    spread = 1.0 if isinstance(owner, nn.Embedding) else values[0].numel() ** -0.5
+    return values.normal_(0, spread, generator=generator)

@@ -123,8 +123,8 @@ def write_tensors(path: Path, groups: Iterable[Mapping[str, Tensor]], metadata: 
                 if tensor.dtype not in DTYPES:
                     raise ValueError(f"{name} is {tensor.dtype}, which safetensors files do not support")
                 size = tensor.numel() * tensor.element_size()
-                place = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
-                header[name] = {**place, "data_offsets": [end, end + size]}
+                entry = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+                header[name] = {**entry, "data_offsets": [end, end + size]}
                 file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
                 end += size
         text = json.dumps(header).encode()
@@ -136,7 +136,7 @@ def write_tensors(path: Path, groups: Iterable[Mapping[str, Tensor]], metadata: 
 
 
 def stage(path: Path, digest: str) -> Path:
-    """Return a copy of a file or folder on this node's disk, or the path itself without `$KVBENCH_STAGE`.
+    """Return a copy of a file or folder on this node's disk, or the path itself if `$KVBENCH_STAGE` is not set.
 
     The copy is named by `digest`, the SHA-256 of its contents, and compared with it. One process of a node makes it,
     others wait.
@@ -160,7 +160,7 @@ def stage(path: Path, digest: str) -> Path:
 
 
 def _copy_changed(pairs: Sequence[tuple[Path, Path]], digest: str) -> None:
-    """Copy the sources of (source, copy) unless the copies have this digest, which is remembered by `digest_files`."""
+    """Copy the sources of pairs (source, copy) unless the copies have `digest`, which `digest_files` caches."""
     copies = [copy for _, copy in pairs]
     exist = all(copy.is_file() for copy in copies)
     if exist and digest_files(copies) == digest:

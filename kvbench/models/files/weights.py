@@ -59,8 +59,8 @@ class Source:
             raise WeightsError(
                 f"{self.key}: weights missing. Give a local copy of {self.file} with {self.key}.path=..."
             )
-        listing = find_fetched(self.part)
-        return None if listing is None else listing.path
+        snapshot = find_fetched(self.part)
+        return None if snapshot is None else snapshot.path
 
     def locate(self) -> Path:
         """Return the local file or folder, after downloading it if necessary.
@@ -80,23 +80,23 @@ class Source:
                 "repo": self.repo,
                 "file": self.file,
                 "revision": self.part.revision,
-                "commit": listing.commit if (listing := find_fetched(self.part)) else None,
+                "commit": snapshot.commit if (snapshot := find_fetched(self.part)) else None,
             }
         )
         return {**origin, "sha256": find_digest(path)}
 
 
 def locate_or_list(sources: Iterable[Source]) -> list[Path | RepoSnapshot]:
-    """Return the local file or folder of each source, or its listing on the Hub.
+    """Return the local file or folder of each source, or its snapshot on the Hub.
 
     Raises:
-        WeightsError: naming all missing sources.
+        WeightsError: sources are missing; the message names all of them.
     """
-    places: list[Path | RepoSnapshot] = []
+    located: list[Path | RepoSnapshot] = []
     problems = []
     for source in sources:
         try:
-            places.append(source.find() or list_part(source.part))
+            located.append(source.find() or list_part(source.part))
         except WeightsError as error:
             problems.append(str(error))
         except HubError as error:
@@ -105,29 +105,29 @@ def locate_or_list(sources: Iterable[Source]) -> list[Path | RepoSnapshot]:
             )
     if problems:
         raise WeightsError("; ".join(problems))
-    return places
+    return located
 
 
 def locate_all(sources: Sequence[Source]) -> list[Path]:
     """Return the local files or folders of sources, after downloading missing ones.
 
     Raises:
-        WeightsError: naming all missing sources, or why a download failed.
+        WeightsError: sources are missing or a download failed; the message names all missing ones or the cause.
     """
-    places = locate_or_list(sources)
+    located = locate_or_list(sources)
     try:
-        if listings := [place for place in places if isinstance(place, RepoSnapshot)]:
-            fetch(listings)
+        if snapshots := [item for item in located if isinstance(item, RepoSnapshot)]:
+            fetch(snapshots)
     except HubError as error:
         raise WeightsError(str(error)) from None
-    return [place.path if isinstance(place, RepoSnapshot) else place for place in places]
+    return [item.path if isinstance(item, RepoSnapshot) else item for item in located]
 
 
 def check_named(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's files, and compare those that the Hub's cache names by theirs.
+    """Return the SHA-256 of a file or folder, after a check of files that the Hub's cache names by their SHA-256.
 
     Raises:
-        WeightsError: the SHA-256 of a file is not the one in its name.
+        WeightsError: a file differs from the SHA-256 in its name.
     """
     for file in list_files(path):
         blob = file.resolve()
@@ -142,7 +142,7 @@ def check_sources(weights: str, sources: Mapping[str, Source], *needed: str) -> 
     """Check that a model with `weights=files` has a source for each part.
 
     Raises:
-        ValueError: naming the parts without a source.
+        ValueError: parts have no source; the message names them.
     """
     if weights == "files" and (missing := set(needed) - set(sources)):
         raise ValueError(
@@ -164,10 +164,10 @@ class Prepared(NamedTuple):
     content: str
 
     def check_unchanged(self) -> None:
-        """Check after reading that the files still have the contents that `sha256` names.
+        """Check after reading that the digest of `path` is still `content`.
 
         Raises:
-            WeightsError: they were changed in the meantime.
+            WeightsError: the files were changed in the meantime.
         """
         if find_digest(self.path) != self.content:
             raise WeightsError(f"{self.path}: was changed while it was read; start again when it is complete")
@@ -192,8 +192,8 @@ def prepare(source: Source, clean: Clean | None = None) -> Prepared:
 def convert(path: Path, clean: Clean, digest: str) -> tuple[Path, str]:
     """Return a safetensors file with the cleaned state of a checkpoint, in its dtypes, and its SHA-256.
 
-    The file is in the weights cache beside its SHA-256; one with other contents is converted again. One process
-    converts, others wait.
+    The file is in the weights cache beside its SHA-256. If its contents differ, the checkpoint is converted again. One
+    process converts, others wait.
     """
     target = find_home() / f"{path.stem}-{digest[:16]}.safetensors"
     note = target.with_suffix(".sha256")
