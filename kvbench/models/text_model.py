@@ -101,7 +101,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
         return self.describe(next_token_image(self.prompt_tokens, self.max_tokens, self.chunk))
 
     def describe(self, segments: tuple[Segment, ...]) -> ModelSpec:
-        """Return the shapes with a schedule.
+        """Return shapes and schedule for `segments`.
 
         Raises:
             ConfigError: the schedule exceeds the model's maximum sequence length.

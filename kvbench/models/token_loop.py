@@ -49,7 +49,7 @@ class Head(ABC, Generic[S]):
 
         Args:
             drawn: tokens sampled so far.
-            logits: float32 [branches x B, V], all conditional ones first.
+            logits: float32 [branches x B, V], conditional rows first.
             index: index of the token, from 0.
             noise: randomness, per prompt.
             inputs: results of `list_inputs`.
@@ -84,7 +84,7 @@ def draw_tokens(
 
     Args:
         transformer: the model; its dtype decides the rounding.
-        prompts: embedded prompts [sequences, tokens, width]; with guidance all conditional ones come first.
+        prompts: embedded prompts [sequences, tokens, width]; with guidance conditional sequences come first.
         segments: schedule of the prompts, then of the longest output's tokens except the last.
         cache: cache of keys and values.
         noise: randomness, per prompt.
@@ -97,8 +97,8 @@ def draw_tokens(
     """
     rotation, first, device = transformer.rotations(segments[-1].end + 1), segments[0], prompts.device
     cache.reset(len(prompts), padding)
-    images = len(prompts) // head.branches
-    drawn = head.begin(DrawnTokens.open(images, rotation[first.end - 1 : -1]))
+    outputs = len(prompts) // head.branches
+    drawn = head.begin(DrawnTokens.open(outputs, rotation[first.end - 1 : -1]))
     if cache.repetitions is not None:
         drawn = cache.repetitions.hold(drawn)
     # After long-lived tensors, which would otherwise be allocated inside the reserved block.
@@ -106,7 +106,7 @@ def draw_tokens(
     numbers = transformer.config.choices if head.numbers is None else head.numbers
     with (
         hold_noise(noise, cache.repetitions) as noise,
-        draw_ahead(noise, images, numbers, len(drawn.rotation), device) as noise,
+        draw_ahead(noise, outputs, numbers, len(drawn.rotation), device) as noise,
     ):
         cache.begin(first)
         logits = transformer.logits(transformer(prompts, rotation[: first.end], cache.attend)[:, -1])

@@ -22,7 +22,7 @@ PADDING_MULTIPLE = 64
 
 
 def pair_text(transformer: Infinity, text: TextFeatures, negative: TextFeatures | None) -> TextFeatures:
-    """Return conditional texts followed by their unconditional ones.
+    """Return conditional texts followed by unconditional texts.
 
     If `negative` is None, the unconditional text of a prompt of n words is the first n learned rows.
     """
@@ -53,12 +53,12 @@ def draw_bit_scales(
         tokenizer: maps bits to codes; the caller decodes the result.
         text: encoded prompts.
         segments: the scale schedule in tokens.
-        cache: cache of keys and values; all conditional sequences come before all unconditional ones.
+        cache: cache of keys and values; conditional sequences come before unconditional sequences.
         noise: randomness, per prompt.
         sampling: guidance, temperature, truncation.
         negative: encoded negative prompts; None for the learned unconditional text.
         activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
-        forced: records logits and bits, and may give the bits in place of sampled ones.
+        forced: records logits and bits, and may supply the bits instead of sampling.
 
     Returns:
         Sum of all codes, float32 [B, d, H, W], the tokenizer's decoder input.

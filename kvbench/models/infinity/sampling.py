@@ -75,7 +75,7 @@ class Sampling:
 
 
 def guide(x: Tensor, cfg: float) -> Tensor:
-    """Return cfg x conditional + (1 - cfg) x unconditional of [2 x B, t, channels], all conditional ones first."""
+    """Return cfg x conditional + (1 - cfg) x unconditional of x [2 x B, t, channels], conditional rows first."""
     conditional, unconditional = x.chunk(2)
     return cfg * conditional + (1 - cfg) * unconditional
 

@@ -52,7 +52,7 @@ class LlamaModel(TextModel):
         return shape
 
     def resolve_settings(self, device: torch.device | str) -> Mapping[str, object]:
-        """Return the shape of random weights; files have theirs in the weights' hash."""
+        """Return the shape of random weights; for files nothing, because the weights' hash implies the shape."""
         return {"transformer": asdict(self.shape)} if self.weights == "random" else {}
 
     def check_files(self) -> None:

@@ -33,11 +33,11 @@ def draw_token_scales(
         transformer: the model; its blocks' dtype decides the rounding.
         tokenizer: maps tokens to codes and adds them; the caller decodes the result.
         labels: int64 [B], `transformer.config.classes` for no class.
-        cache: cache of keys and values; all conditional sequences come before all unconditional ones.
+        cache: cache of keys and values; conditional sequences come before unconditional sequences.
         noise: randomness, per prompt.
         sampling: guidance and truncation.
         activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
-        forced: records logits and tokens, and may give the tokens in place of sampled ones; not with `smooth`.
+        forced: records logits and tokens, and may supply the tokens instead of sampling; not with `smooth`.
 
     Returns:
         Sum of all codes, float32 [B, channels, H, W], the tokenizer's decoder input.

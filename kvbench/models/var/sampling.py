@@ -47,7 +47,7 @@ class VARSampling:
 def guide(logits: Tensor, cfg: float, progress: float) -> Tensor:
     """Return (1 + t) conditional - t unconditional with t = cfg x progress, where progress is k / (K - 1).
 
-    Logits are [2 x B, ...], all conditional ones first.
+    Logits are [2 x B, ...], conditional rows first.
     """
     t = cfg * progress
     conditional, unconditional = logits.chunk(2)
