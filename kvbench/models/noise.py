@@ -36,7 +36,7 @@ class PromptNoise:
         self._generators = [torch.Generator().manual_seed(prompt_seed(seed, index)) for index in indices]
 
     def draw(self, count: int) -> Tensor:
-        """Draw Exp(1) variables float32 [prompts, count], in a thread per prompt if `count` is large."""
+        """Draw Exp(1) variables float32 [prompts, count], in threads if `count` is at least `MIN_THREADED`."""
 
         def row(generator: torch.Generator) -> Tensor:
             return torch.empty(count).exponential_(generator=generator)

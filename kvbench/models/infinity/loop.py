@@ -18,7 +18,7 @@ from kvbench.models.noise import Noise
 from kvbench.models.parts.autoencoder import resize
 
 PADDING_MULTIPLE = 64
-"""Multiple of words to which CUDA graphs pad texts, because each length needs its own graph."""
+"""With CUDA graphs, texts are padded to a multiple of this word count, because each length needs its own graph."""
 
 
 def pair_text(transformer: Infinity, text: TextFeatures, negative: TextFeatures | None) -> TextFeatures:

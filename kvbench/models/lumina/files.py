@@ -11,7 +11,7 @@ from kvbench.models.parts.decoder_files import clean_llama, strip_prefix
 def clean_lumina(raw: Mapping[str, object], config: LuminaConfig) -> State:
     """Return the language model's state.
 
-    Files have norms of queries and keys for each GPU's share of the heads, or for each head; the result for each head.
+    Files have norms of queries and keys per GPU's share of the heads or per head; the result has them per head.
     """
     # Some copies contain an encoder of images.
     state = {k: v for k, v in strip_prefix(raw).items() if not k.startswith("vqmodel.")}
