@@ -1,4 +1,4 @@
-"""Parameters of modules: building without memory, filling from a checkpoint or with random numbers, comparing."""
+"""Parameters of modules: building without memory, filling from a checkpoint or with random values, comparing."""
 
 import math
 import os
@@ -66,7 +66,7 @@ def bound_tensors() -> Iterator[None]:
     def note(*_: object) -> None:
         if next(made) > MAX_TENSORS:
             raise WeightsError(
-                f"model: its shape has more than {MAX_TENSORS} tensors; reduce its numbers of layers"
+                f"model: its shape has more than {MAX_TENSORS} tensors; reduce its number of layers"
             )
 
     hook = register_module_parameter_registration_hook(note)
@@ -96,9 +96,7 @@ def check(state: Mapping[str, Tensor], module: nn.Module, name: str, path: Path 
     if problems:
         listed = "; ".join(sorted(problems)[:8])
         where = "" if path is None else f" (in {path})"
-        raise WeightsError(
-            f"{name}: the checkpoint does not fit, {len(problems)} tensors differ: {listed}{where}"
-        )
+        raise WeightsError(f"{name}: the checkpoint does not fit ({len(problems)} tensors): {listed}{where}")
 
 
 def _check_dtype(name: str, tensor: Tensor, expected: Tensor, where: str) -> None:
@@ -167,7 +165,7 @@ def _find_memory(tensor: Tensor) -> int:
 
 
 def fill(module: nn.Module, source: Source | None, clean: Clean, place: Place = to_float32) -> str:
-    """Fill a module from a source, or with random numbers without one, and return the SHA-256.
+    """Fill a module from a source, or with random values if it is None, and return the SHA-256.
 
     Raises:
         WeightsError: see `load_into`.

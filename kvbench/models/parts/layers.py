@@ -2,7 +2,7 @@
 
 Shapes: B sequences, T current tokens, H heads of D channels, residual stream x [B, T, width]. Rounding: a block
 computes in the dtype of its parameters (bf16 in the official runs, float32 otherwise) and keeps norms, modulation,
-rotation and residual stream in the dtypes of the official program under autocast.
+rotation and residual stream in the dtypes of the official code under autocast.
 """
 
 import math

@@ -169,9 +169,7 @@ class VocabularyEncoder(nn.Module):
 def load_t5(
     source: Source, device: torch.device | str, half: torch.dtype = torch.float16, longest: int = 512
 ) -> tuple[TextEncoder, str]:
-    """Load Flan-T5, in `half` on a GPU and float32 on a CPU, and return it with the SHA-256 of its files.
-
-    Prompts are cut to `longest` tokens.
+    """Load a `T5Encoder`, in `half` on a GPU and float32 on a CPU, and return it with the SHA-256 of its files.
 
     Raises:
         WeightsError: the files are missing or not Flan-T5, or the `text` extra is not installed.

@@ -105,7 +105,7 @@ def mix_exponential(tokens: Tensor, drawn: Tensor) -> Tensor:
 
     Args:
         tokens: int64 [prompts, candidates].
-        drawn: float32 [prompts, 2], different at every position of every prompt.
+        drawn: random numbers float32 [prompts, 2], different at every position of every prompt.
     """
     bits = drawn.contiguous().view(torch.int64) + GOLDEN * (tokens + 1)
     bits = (bits ^ _shift(bits, 30)) * -0x40A7B892E31B1A47

@@ -95,7 +95,7 @@ def test_a_missing_weight_is_named(folders: dict[str, tuple[Path, Any]], tmp_pat
     shard = tmp_path / index["weight_map"][UP]
     state = load_file(shard)
     del state[UP]
-    fit = "model.sources.weights: the checkpoint does not fit, 1 tensors differ: "
+    fit = "model.sources.weights: the checkpoint does not fit (1 tensors): "
     lacking = index["weight_map"] | {"value_head.weight": shard.name}
     del lacking[UP]
     for names, more, message in (
