@@ -110,7 +110,7 @@ def count_generations(options: argparse.Namespace) -> None:
 
 
 def count_tokens(options: argparse.Namespace, model: Model, method: Method) -> int:
-    """Print the counts of one token, with torch's operations and with Triton kernels; return the sum of the latter."""
+    """Print the counts of one token, with torch's operations, then with Triton kernels; return the second total."""
     print(f"{options.model}, {type(method).__name__}, batch {options.batch}, one token")
     columns = dict.fromkeys(("Triton a layer", "torch a layer"), "d")
     table = Table(columns | dict.fromkeys(("Triton", "torch", "waits"), "d"), "norms, rotation, gate")

@@ -36,7 +36,7 @@ LIBRARIES = ("pytest", "hypothesis", "hydra", "torch.distributed.tensor")
 """Libraries of most tests, which take longer to import than the tests to run."""
 OWN = ("kvbench", "benchmarks", "tests")
 PASSED, FAILED, NONE_FAST = 0, 1, 5
-"""Exit statuses of pytest: tests passed, one failed, or all are slow; others mean that it could not run."""
+"""Exit statuses of pytest: tests passed, one failed, or all are slow; any other means that it could not run."""
 RESULTS = ("killed", "lives", "hangs", "broken")
 
 

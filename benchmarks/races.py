@@ -54,7 +54,7 @@ OPTIONS = {
     "runs": Option(
         [], "folders of a model's finished runs of the same prompts, whose values are sampled", type=str
     ),
-    "metric": Option(["psnr"], "metrics of these runs, one for all folders or one each"),
+    "metric": Option(["psnr"], "metrics of these runs, one for all folders or one per folder"),
     "span": Option(0.0, "largest difference of two methods, for intervals of bounded values"),
     "csv": Option("", "file for the table"),
 }

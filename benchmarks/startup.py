@@ -76,16 +76,16 @@ def main(options: argparse.Namespace) -> None:
         read, rest = count_functions(program, ("method=heatkv", "budget=0.04", f"runs_dir={folder}/count"))
         print(f"functions entered: {read} until the configuration is read, {rest} to the first generation")
         runs = f"runs_dir={Path(options.runs or Path(folder) / 'sweep').resolve()}"
-        one = (*ONE_IMAGE, "method=random", "budget=0.1", f"runs_dir={folder}/one")
+        run = (*ONE_IMAGE, "method=random", "budget=0.1", f"runs_dir={folder}/one")
         measure(program, sweep := (*sweep, runs))  # the sweep finishes the missing runs
-        measure(program, one)
+        measure(program, run)
         table = Table({"processor": ".2f", "end": ".2f", "first line": ".2f"}, "seconds", 24)
         for name, args in (
             ("--help", ("--help",)),
             ("method=nope", ("method=nope",)),
             ("seed=abc", ("seed=abc",)),
             ("--cfg job", ("--cfg", "job")),
-            ("a finished run", one),
+            ("a finished run", run),
             ("task=status", ("task=status", *sweep[1:])),
             ("task=merge", ("task=merge", f"from={folder}/one", f"runs_dir={folder}/merged")),
             ("task=report", ("task=report", f"runs_dir={folder}/one")),

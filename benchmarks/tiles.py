@@ -30,7 +30,9 @@ from kvbench.kernels.triton.tiles import CARDS, KEY, TABLE, TIMED_CAPABILITY, Ti
 FORMS = (Stored(4, "channel", "token"), Stored(4, "codebook", "codebook"))
 """Formats that stand for all formats of a plane: those with the most arithmetic per element."""
 ROWS = 64
+"""Rows of the compiled launches."""
 SIZES = (128, 64, 32, 16)
+"""Possible queries, and possible keys, of a candidate."""
 
 
 def list_candidates(row: dict[str, str]) -> Iterator[Tile]:
@@ -57,11 +59,11 @@ def list_variants(row: dict[str, str], tile: Tile) -> Iterator[Variant]:
     if kernel == "attention":
         yield launch(tile, attention, queries, ROWS)
         yield launch(tile, attention, queries, ROWS, causal=True)
-        for one in short:
-            yield launch(one, attention, queries, ROWS)
+        for shorter in short:
+            yield launch(shorter, attention, queries, ROWS)
     elif kernel == "past":
-        for one in (tile, *short):
-            yield launch(one, past, queries, ROWS)
+        for size in (tile, *short):
+            yield launch(size, past, queries, ROWS)
     elif kernel == "quantised":
         for form, resume in product(FORMS, (True, False)):
             yield launch(tile, quantised, queries, form, rotated=True, resume=resume)

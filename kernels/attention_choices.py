@@ -31,6 +31,6 @@ def watch_choices(note: Callable[[AttentionChoice], object]) -> Iterator[None]:
 
 
 def note_choice(explain: Callable[[], AttentionChoice]) -> None:
-    """Pass a choice to all observers; without one, `explain` is not called."""
+    """Pass a choice to all observers; without observers, `explain` is not called."""
     for note in _observers:
         note(explain())

@@ -17,7 +17,7 @@ from kvbench.kernels.layout import Layout, Past, RowOffsets, list_free_slots, vi
 Arrangement = Literal["kernel", "together", "grouped", "padded"]
 """Arrangements of rows of unequal length (HeadKV, arXiv:2605.20600, section 4, compares similar arrangements).
 
-`kernel`: a Triton kernel reads rows in place. The others use torch's attention. `together`: every row reads all slots
+`kernel`: a Triton kernel reads rows in place. Other arrangements use torch's attention. `together`: rows read all slots
 under a mask. `grouped`: one call per row length. `padded`: a copy pads all rows to the longest, under a mask.
 """
 MIN_ROWS_PER_LENGTH = 4

@@ -124,7 +124,7 @@ def choose_backend(request: Request) -> Backend:
 
 
 def explain_backend(q: Tensor) -> AttentionChoice:
-    """Return the backend of dense attention for q [sequences, heads, queries, D] on a GPU, and why not the others."""
+    """Return the dense backend for q [sequences, heads, queries, D] on a GPU, and the reason against every other."""
     request = Request(q.shape[3], q.dtype, q.shape[2], q.device)
     chosen = None if is_batch_invariant() else choose_backend(request)
     rest = BATCH_DEPENDENT if chosen is None else f"slower than {chosen} by published rates"

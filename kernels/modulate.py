@@ -35,7 +35,7 @@ def _make_identity(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return LayerNorm(x) weight + bias in `dtype`, computed in float32: x [B, tokens, width], the others [width]."""
+    """Return LayerNorm(x) weight + bias in `dtype`, computed in float32: x [B, tokens, width], parameters [width]."""
     if uses_triton(x):
         return modulate(x, weight.expand(len(x), 1, -1), bias.expand(len(x), 1, -1), dtype)
     return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), EPSILON).to(dtype)

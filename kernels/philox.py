@@ -1,7 +1,7 @@
 """Counter-based random numbers (Philox 4x32-10: Salmon, Moraes, Dror and Shaw, SC 2011) and variables made of them.
 
 A number is a function of a key, which belongs to a prompt, and of a counter: step, purpose, and the code that uses the
-number. So any program computes it where it is used, in any order, without state.
+number. So any kernel computes it where it is used, in any order, without state.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ WORD = 0xFFFFFFFF
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
-"""Constants of Philox 4x32, as in Random123."""
+"""Constants of Philox 4x32, these and the three before, as in Random123."""
 PIECE = 2**14
 """Blocks of four integers that are computed at a time, so that they stay in a processor's cache."""
 DRAW, CODES, BITS, MIXTURE, CANDIDATES = range(5)

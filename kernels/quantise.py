@@ -44,7 +44,7 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 def fit_affine(smallest: Tensor, largest: Tensor, bits: int) -> Tensor:
     """Return scale and zero, float16 [..., 2], so that codes span `smallest` to `largest` [...].
 
-    The first code is `smallest` rounded to float16, the last one `largest`; if both are equal the scale is 0. For an
+    The first code is `smallest` rounded to float16, the last code `largest`; if both are equal the scale is 0. For an
     empty range `smallest` may exceed `largest` (both infinite): scale and zero are 0.
     """
     empty = smallest > largest

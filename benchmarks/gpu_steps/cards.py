@@ -47,8 +47,8 @@ def compare_cards(machine: Machine) -> Figures:
     dtype, batches = machine.choose(torch.bfloat16, torch.float32), []
     for device in machine.choose(("cuda:0", "cuda:1"), ("cpu", "cpu")):
         use_device(device)
-        one = load(["model=infinity_tiny", *MODELS["infinity_tiny"]], 2, device, dtype)
-        batches.append(one.draw(one.open_cache(one.prepare(("method=heatkv",), "0.5"))))
+        tiny = load(["model=infinity_tiny", *MODELS["infinity_tiny"]], 2, device, dtype)
+        batches.append(tiny.draw(tiny.open_cache(tiny.prepare(("method=heatkv",), "0.5"))))
     use_device(machine.device)
     if not are_equal(*batches):
         raise Failed("images differ; the two GPUs may be of different kinds")

@@ -44,28 +44,28 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 def prepare(machine: Machine, subject: Subject) -> tuple[Generator, Any]:
     """Load a subject's model; return it and a function that opens a cache."""
     overrides = [f"model={subject.model}", *MODELS[subject.model], *machine.choose((), SHRUNK[subject.model])]
-    one = load(
+    loaded = load(
         overrides,
         machine.choose(subject.prompts, 4),
         machine.device,
         machine.choose(torch.bfloat16, torch.float32),
     )
-    method = one.prepare(subject.method, machine.choose("0.5", "0.7"))
-    return one, partial(one.open_cache, method)
+    method = loaded.prepare(subject.method, machine.choose("0.5", "0.7"))
+    return loaded, partial(loaded.open_cache, method)
 
 
 def compare_recorded(machine: Machine, subject: Subject) -> Figures:
     """Generate without graphs, then three times with them: before recording, recording, and repeating."""
-    one, open_cache = prepare(machine, subject)
-    if machine.make_record(one.model.spec) is None:
+    loaded, open_cache = prepare(machine, subject)
+    if machine.make_record(loaded.model.spec) is None:
         raise Skipped("steps of one token are recorded on a GPU only")
-    prompts = len(one.prompts) // 2
-    plain = one.draw(open_cache(), prompts)
+    prompts = len(loaded.prompts) // 2
+    plain = loaded.draw(open_cache(), prompts)
     before = 0
     for generation in range(2):  # libraries allocate once, in the first generation
-        cache = open_cache(record=machine.make_record(one.model.spec))
+        cache = open_cache(record=machine.make_record(loaded.model.spec))
         for number, name in enumerate(("as it is", "recorded", "repeated")):
-            if not are_equal(one.draw(cache, prompts), plain):
+            if not are_equal(loaded.draw(cache, prompts), plain):
                 raise Failed(f"{name}, generation {number} with graphs differs from the generation without")
         cache.forget()
         del cache
@@ -79,25 +79,25 @@ def compare_recorded(machine: Machine, subject: Subject) -> Figures:
 
 def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
     """Generate all prompts with too little memory, then halve the batch until it fits."""
-    one, open_cache = prepare(machine, subject)
-    few = len(one.prompts) // 4
-    expected = one.draw(open_cache(), few)
+    loaded, open_cache = prepare(machine, subject)
+    few = len(loaded.prompts) // 4
+    expected = loaded.draw(open_cache(), few)
     before = count_allocated(machine)
-    cache = open_cache(record=machine.make_record(one.model.spec))
-    least, most = (measure_peak(machine, one, cache, prompts) for prompts in (few, len(one.prompts)))
+    cache = open_cache(record=machine.make_record(loaded.model.spec))
+    least, most = (measure_peak(machine, loaded, cache, prompts) for prompts in (few, len(loaded.prompts)))
     allowed = (least + most) // 2
-    with limit_memory(machine, allowed, len(one.prompts) // 2):
-        prompts, samples, tries = len(one.prompts), None, 0
+    with limit_memory(machine, allowed, len(loaded.prompts) // 2):
+        prompts, samples, tries = len(loaded.prompts), None, 0
         while samples is None and prompts >= few:
             tries += 1
-            samples = run_or_none_if_oom(partial(one.draw, cache, prompts), cache.forget)
+            samples = run_or_none_if_oom(partial(loaded.draw, cache, prompts), cache.forget)
             prompts = prompts if samples is not None else prompts // 2
     if samples is None or tries == 1:
         which = "no batch fits" if samples is None else "all prompts fit"
         raise Failed(f"{which} into {allowed} bytes; few took {least}, all {most}")
     cache.forget()
     del cache
-    if not are_equal(one.draw(open_cache(), few), expected):
+    if not are_equal(loaded.draw(open_cache(), few), expected):
         raise Failed("samples differ after running out of memory")
     left = count_allocated(machine)
     if left > before + MAX_LEAK:
@@ -105,11 +105,11 @@ def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
     return {"allowed_bytes": allowed, "prompts_that_fit": prompts, "tries": tries}
 
 
-def measure_peak(machine: Machine, one: Generator, cache: KVCache, prompts: int) -> int:
+def measure_peak(machine: Machine, loaded: Generator, cache: KVCache, prompts: int) -> int:
     """Return the peak bytes that torch's allocator reserves for `prompts` prompts; limits apply to reserved bytes."""
     release_unused(machine.device)
     torch.cuda.reset_peak_memory_stats(machine.device)
-    one.draw(cache, prompts)
+    loaded.draw(cache, prompts)
     cache.forget()
     return int(torch.cuda.max_memory_reserved(machine.device))
 

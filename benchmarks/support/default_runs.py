@@ -1,6 +1,6 @@
 """Kernel launches of default runs on a GPU: the full cache of each model, and every low-bit storage.
 
-Models have their real width and five layers, of which turboquant leaves four as they are, on tensors without data
+Models have their real width and five layers, of which turboquant keeps four in 16 bits, on tensors without data
 (`fake_gpu`). Where lengths depend on data, a run goes by a GPU's branches on a CPU, with zeros in place of what kernels
 compute: storages on few heads with real head dims.
 """
