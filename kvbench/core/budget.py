@@ -271,4 +271,5 @@ class InfeasibleBudget(ValueError):
         if spec.writes_text and sinks == 1:
             why = f"the tokens of the longest prompt, model.prompt_tokens={needed},"
             return cls(f"{cls.of(budget, needed, spec, why)}, or lower `model.prompt_tokens` or `sinks`")
-        return cls(f"{cls.of(budget, needed, spec, f'{sinks} sink scales')}, or lower `sinks`")
+        kind = "scales" if spec.family == "next-scale" else "segments"
+        return cls(f"{cls.of(budget, needed, spec, f'{sinks} sink {kind}')}, or lower `sinks`")
