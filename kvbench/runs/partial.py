@@ -76,7 +76,7 @@ def extend(run: PartialRun, block: range, reference: Path | None = None) -> None
         with noting_failures(run.folder):
             draw_missing(job, run.folder, run.calibrations, run.budget)
         if len(run.folder.samples(block)) < len(block):
-            log.debug("%s: waiting for another process to draw samples", run.folder.path.name)
+            log.debug("%s: waiting for another process to generate samples", run.folder.path.name)
             time.sleep(wait)
 
 

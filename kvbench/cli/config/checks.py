@@ -119,7 +119,7 @@ def count_processes(cfg: DictConfig) -> int:
     """Return the number of processes that share the model (`model.tensor_parallel`), all of them started.
 
     Raises:
-        ConfigError: another number of processes was started, or the task is for one process.
+        ConfigError: a different number of processes was started, or the task is for one process.
     """
     node = OmegaConf.select(cfg, "model.tensor_parallel", default=1)
     count = node if type(node) is int and node > 0 else 1  # values of a wrong type are refused later

@@ -145,5 +145,5 @@ def _parse(words: Sequence[str]) -> list[Override]:
 
 
 def _find_key(override: Override) -> str:
-    """Return the key that an override sets: of a group, where its choice is placed."""
+    """Return the key that an override sets; for a choice of a group, the key where it is placed."""
     return override.package or override.key_or_group

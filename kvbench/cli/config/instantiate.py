@@ -14,7 +14,7 @@ VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") e
 
 
 def instantiate(values: Mapping[str, Any]) -> Any:
-    """Return the object of a node, or plain values, with `_target_`, nested ones included.
+    """Return the object of a node (or of plain values) with `_target_`, including nested objects.
 
     Raises:
         InstantiationException: the class raised an error, which is the cause; the message names the key.

@@ -62,7 +62,7 @@ def list_choices(group: str) -> list[str]:
 
 
 def list_variants(group: str) -> list[str]:
-    """Return the choices of `group=` with those in its folders, such as `cake/text`; Hydra must be initialised."""
+    """Return the choices of `group=` and of its subfolders, such as `cake/text`; Hydra must be initialised."""
     loader = GlobalHydra.instance().config_loader()
     names = list_choices(group)
     for folder in loader.get_group_options(group, ObjectType.GROUP):
@@ -168,7 +168,7 @@ def find_added(group: str, words: Sequence[str]) -> list[str]:
 
 
 def _list_sources() -> list[ConfigSource]:
-    """Return kvbench's own source of files, and the added ones."""
+    """Return kvbench's own source of configuration files, then the added sources."""
     sources = GlobalHydra.instance().config_loader().get_sources()
     return [source for source in sources if source.provider not in ("hydra", "schema")]
 

@@ -83,7 +83,7 @@ REMEDIES: Mapping[str, str] = {
 OF_SWEEPS = (
     "sweeps", "sweep", "work", "report", "against", "published", "output", "verbose", "runs_dir", "hydra"
 )  # fmt: skip
-"""Keys and groups that have one value for a whole sweep, not one per job."""
+"""Keys and groups that have one value for a whole sweep, not a value per job."""
 
 
 def parse_options(arguments: Sequence[str]) -> Namespace:
@@ -267,7 +267,7 @@ def _count_values(override: Override) -> int:
 
 
 def _check_choices(override: Override) -> None:
-    """Raise ConfigError if the value of a group is not a choice's name, or for `eval` a list of different ones."""
+    """Raise ConfigError if the value of a group is not a choice's name or, for `eval`, a list of distinct names."""
     group, value = override.key_or_group, override.value()
     names = value if isinstance(value, list) and group == "eval" else [value]
     if not all(isinstance(name, str) for name in names):

@@ -67,7 +67,7 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
         _send(config, folder, name, folders)
     if config.sweep.pack is not None and folders and not failures:
         load(COMMANDS["publish"])([*map(str, folders), f"out={config.sweep.pack}"])
-        say(f"draw a part of it again, here or elsewhere: kvbench verify {config.sweep.pack}")
+        say(f"generate a part of it again, here or elsewhere: kvbench verify {config.sweep.pack}")
     return not failures
 
 
@@ -88,7 +88,7 @@ def _send(config: DictConfig, folder: Path, name: str, folders: Sequence[Path]) 
 
 def watch_jobs(config: DictConfig, folder: Path) -> AbstractContextManager[None]:
     """Print a line, or with `verbose` a table, when a job of a sweep ends in any process; jobs print nothing."""
-    # Imports numpy: before there is a thread, because threads that import at the same time can fail.
+    # Imports numpy before a thread starts, because threads that import at the same time can fail.
     from kvbench.report.collect import read_runs
     from kvbench.report.one_run import describe_run, show_run
     from kvbench.report.tables import print_line

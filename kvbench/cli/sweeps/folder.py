@@ -83,7 +83,7 @@ def announce(words: Sequence[str], *, every: bool = False) -> list[tuple[str, ..
 
 
 def list_checked(cfg: DictConfig, folder: Path, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the unfinished jobs of a sweep if they are checked before the first one starts, else none."""
+    """Return the unfinished jobs of a sweep if they are checked before the first job starts, else none."""
     if cfg.sweep.check is not True:
         return []
     entries = (read_entry(folder, number, job) for number, job in enumerate(jobs))

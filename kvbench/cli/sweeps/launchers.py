@@ -131,11 +131,11 @@ def _check_tasks(config: DictConfig) -> None:
     key = f"hydra.launcher.tasks_per_node={launcher.tasks_per_node}"
     if tasks > 1 and config.get("task") != "work" and config.work.wait:
         raise ConfigError(f"{key}: only for workers; set task=work or work.wait=false, or leave it out")
-    cards = launcher.get("gpus_per_node")
-    if cards and launcher.tasks_per_node > cards:
+    gpus = launcher.get("gpus_per_node")
+    if gpus and launcher.tasks_per_node > gpus:
         raise ConfigError(
-            f"{key}: more workers than GPUs of a node (hydra.launcher.gpus_per_node={cards}); set "
-            f"hydra.launcher.tasks_per_node={cards}"
+            f"{key}: more workers than GPUs of a node (hydra.launcher.gpus_per_node={gpus}); set "
+            f"hydra.launcher.tasks_per_node={gpus}"
         )
     if config.get("task") == "work" and config.work.workers % tasks:
         up = -(-config.work.workers // tasks) * tasks
@@ -152,11 +152,11 @@ def _check_gpus(config: DictConfig, device: str) -> None:
 
     jobs = config.work.workers if config.get("task") == "work" else len(list_jobs(config))
     parallel = min(jobs, joblib.effective_n_jobs(config.hydra.launcher.n_jobs))
-    cards = 1 if ":" in device else torch.cuda.device_count()
-    if parallel > cards:
+    gpus = 1 if ":" in device else torch.cuda.device_count()
+    if parallel > gpus:
         raise ConfigError(
             f"hydra.launcher.n_jobs={config.hydra.launcher.n_jobs}: {parallel} jobs at a time, but device="
-            f"{device} is {cards} GPU{'s' if cards > 1 else ''} here; set hydra.launcher.n_jobs={cards}"
+            f"{device} is {gpus} GPU{'s' if gpus > 1 else ''} here; set hydra.launcher.n_jobs={gpus}"
         )
 
 

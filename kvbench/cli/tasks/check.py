@@ -36,7 +36,7 @@ COLOURS = {"ok": "green", "note": "yellow", "error": "red"}
 
 
 class Finding(NamedTuple):
-    """Result of one check; with state `error` the run cannot start, with `note` it can."""
+    """Result of one check; the run cannot start if the state is `error`."""
 
     subject: str
     state: Literal["ok", "note", "error"]
@@ -176,7 +176,7 @@ def _estimate(job: Job) -> Iterator[Finding]:
 
 
 def _find_alike(job: Job) -> list[Results]:
-    """Return the finished runs of a job's model on its device, those of its method if there are any."""
+    """Return the finished runs of a job's model on its device, only runs of its method if there are any."""
     folder = job.settings.runs_dir / job.model.name
     known = [
         run

@@ -57,7 +57,7 @@ def read_datasets(settings: Settings, printed: set[str]) -> LoadedDatasets:
 
     Args:
         settings: settings of the task.
-        printed: lines of earlier calls, which are not printed again; new ones are added.
+        printed: lines of earlier calls, which are not printed again; new lines are added.
 
     Raises:
         ConfigError: an entry of `runs_dirs` names no folder.

@@ -52,7 +52,7 @@ def expect_time(job: Job, known: Sequence[Results]) -> Expected:
 
     Args:
         job: the job.
-        known: finished runs of its model on its device, those of its method if there are any.
+        known: finished runs of its model on its device, only runs of its method if there are any.
     """
     if known:
         times = [run.latency.seconds_per_image for run in known]

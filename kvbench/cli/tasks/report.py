@@ -84,7 +84,7 @@ def report(cfg: DictConfig, settings: Settings) -> None:
 def _read_runs(
     settings: Settings, entries: Sequence[JobStatus]
 ) -> tuple[list[Results], list[tuple[str, str]], Path]:
-    """Return the runs of a report, the (name, reason) of unfinished ones, and the folder of its files."""
+    """Return the runs of a report, the (name, reason) of unfinished runs, and the folder of its files."""
     if settings.work.folder is None:
         return collect_runs(settings.runs_dir), [], settings.writes
     folder = Path(settings.work.folder)

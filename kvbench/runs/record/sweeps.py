@@ -23,7 +23,7 @@ class JobStatus:
 
     Attributes:
         number: index of the job in the sweep.
-        overrides: overrides of the job, including the ones that all jobs share.
+        overrides: overrides of the job, including overrides that all jobs share.
         outcome: `missing`: no result yet; `started`: running or killed; `dropped`: excluded from the sweep; `earlier`:
             finished by an earlier version, whose run does not count.
         folder: run folder of the job, if any.
