@@ -11,7 +11,7 @@ _hidden = False
 
 
 def make_bar(**settings: Any) -> "tqdm[Any]":
-    """Return a bar with settings of tqdm that leaves no line behind.
+    """Return a tqdm bar with `settings` that is erased at its end.
 
     Terminals and notebooks show it; files and jobs of a sweep (`hiding_bars`) do not.
     """

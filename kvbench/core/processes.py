@@ -27,7 +27,7 @@ class ProcessLost(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """Processes that share a model, seen from one of them. All call the same methods in the same order.
+    """Group of processes that share a model, seen from one process. All call the same methods in the same order.
 
     Attributes:
         rank: index of this process; 0 leads.

@@ -156,7 +156,7 @@ class ReportSettings:
         rows: rows of the tables of paper.tex.
         columns: columns of these tables, for each metric.
         metrics: metrics of these tables and of the figures; all if empty, three if None.
-        code: of runs that differ only in seeds and code, those of the current code, else of the newest; or all runs.
+        code: of runs that differ only in seeds and code, keep runs of the current code, else of the newest; or all.
     """
 
     seeds: Literal["mean", "each"] = "mean"
@@ -261,7 +261,7 @@ class Settings:
         sources: folders from which `task=merge` copies runs; `from` in a configuration.
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper to print with a sweep's results, or several tables, printed by metric.
-        against: method with which `task=report` compares all others, sample by sample.
+        against: method with which `task=report` compares all other methods, sample by sample.
         metric: metric that `task=choose` compares.
         methods: methods that `task=choose` compares; None for all methods that fit.
         margin: difference of the metric within which `task=choose` takes methods as level.

@@ -137,7 +137,7 @@ def is_pinned(cls: type) -> bool:
 
 @cache
 def _is_released(_: int) -> bool:
-    """Return whether all files of classes are those of the release."""
+    """Return whether all files of `CLASS_PACKAGES` are as released."""
     try:
         return hash_texts(read_packages(CLASS_PACKAGES)) == read_pins().class_texts
     except ChangedFileError:  # an error for the classes that use the file
@@ -260,12 +260,12 @@ def name_class(cls: type) -> str:
 
 
 def list_classes(one: object, settings: object) -> tuple[type, ...]:
-    """Return the classes of an object and of the objects in it, and those that its settings name, each once."""
+    """Return the distinct classes of an object, of the objects in it, and of `_target_` keys in its settings."""
     return tuple(dict.fromkeys([*find_inner_classes(one), *_find_targets(settings)]))
 
 
 def find_inner_classes(one: object) -> Iterator[type]:
-    """Yield the class of an object and, if it is a dataclass, those of dataclasses in its fields, recursively."""
+    """Yield the class of an object and, if it is a dataclass, the classes of dataclasses in its fields, recursively."""
     yield type(one)
     for value in vars(one).values() if is_dataclass(one) else ():
         if is_dataclass(value) and not isinstance(value, type):

@@ -229,7 +229,7 @@ def is_scored(job: Job, folder: RunFolder, known: Results | None) -> bool:
 
 @contextmanager
 def noting_failures(folder: RunFolder) -> Iterator[None]:
-    """Write an error into the run's status; leave the run to other processes if they are busy with it."""
+    """Write an error into the run's status; suppress `Busy`, which leaves the run to other processes."""
     try:
         yield
     except Busy:
@@ -242,7 +242,7 @@ def noting_failures(folder: RunFolder) -> Iterator[None]:
 
 
 def _check_scores(job: Job, outcome: Outcome) -> Outcome:
-    """Check that required evaluators succeeded; for a reference, only those that need no reference.
+    """Check that required evaluators succeeded; for a reference, only evaluators that need no reference.
 
     Raises:
         ConfigError: a required evaluator was skipped or failed; the message has the reasons of its metrics.

@@ -103,7 +103,7 @@ class Job:
 
     @property
     def is_reference(self) -> bool:
-        """Whether this is the uncompressed run that others are compared with: all tokens, in 16 or 32 bits."""
+        """Whether this is the uncompressed run that other runs are compared with: all tokens, in 16 or 32 bits."""
         low_bit = self.settings.cache_dtype in CODE_DTYPES
         return isinstance(self.method, Full) and self.bounded is None and not low_bit
 
@@ -151,7 +151,7 @@ class Job:
 
     @cached_property
     def upper_budget(self) -> Budget:
-        """The bytes of `budget` with the largest capacity in tokens that may fit."""
+        """`budget`, with the maximum capacity in tokens that may fit in its bytes."""
         packing = self.cache_plan.packing
         if packing is None or self.budget.bytes is None or not searches_capacity(self.method, packing):
             return self.budget
@@ -183,7 +183,7 @@ class Job:
 
     @property
     def model_settings(self) -> Config:
-        """The model's settings without those that change nothing but rounding, and without sources of weights.
+        """The model's settings, without settings that only change rounding and without sources of weights.
 
         `auto` has its meaning on the run's device.
         """

@@ -57,7 +57,7 @@ class Calibrations(NamedTuple):
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """SHA-256 of the calibrations' files, named as in provenance.json."""
+        """SHA-256 of the calibrations' files by key of provenance.json; None if there is no file."""
         files = {"calibration_sha256": self.artifact_file, "codebooks_sha256": self.codebooks_file}
         return {name: file and file.sha256 for name, file in files.items()}
 

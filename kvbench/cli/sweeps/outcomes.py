@@ -21,7 +21,7 @@ UNRECORDED_ERRORS = {
 
 
 def describe_failure(error: Exception) -> str:
-    """Return a line about a failure, printed if no job of a sweep records it; log unexpected errors with a traceback."""
+    """Return a line about a failure, and print it outside jobs of sweeps; log unexpected errors with a traceback."""
     if is_expected(error):
         line = describe_error(error)
     else:

@@ -72,7 +72,7 @@ def open_cache(job: Job, codebooks: CodebookTensors | None = None) -> KVCache:
 
 
 def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
-    """Generate the samples of a chunk of prompts and record their costs; the other processes generate the same.
+    """Generate the samples of a chunk of prompts and record their costs; other processes of the model do the same.
 
     Raises:
         ConfigError: another process generated a different text.
@@ -109,7 +109,7 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
     watched = job.method.uses.lse_queries > 0
 
     def describe_cost(number: int) -> dict[str, object]:
-        """Return the costs of a sample, without those that it does not have."""
+        """Return the costs of a sample, without costs that are None."""
         sequences = range(number, len(chunk) * spec.branches, len(chunk))
         drawn = _count_drawn(job, outputs[number])
         use = ledger.measure_use(spec, budget, sequences, drawn)._asdict()

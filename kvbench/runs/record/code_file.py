@@ -1,4 +1,4 @@
-"""Record of a run's code in its folder: its files in code.json, and copies of those that no commit holds."""
+"""Record of a run's code in its folder: its files in code.json, and copies of files that no commit holds."""
 
 import json
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ DIGITS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Costs of a sample's batch, as in its line of samples.jsonl; see `Memory` for the other attributes.
+    """Costs of a sample's batch, from its line of samples.jsonl; `Memory` describes the other attributes.
 
     Attributes:
         seconds: time of the batch divided by its prompts.
@@ -109,7 +109,7 @@ def average_steps(traces: Sequence[Sequence[Step]]) -> tuple[Step, ...]:
 
 
 def average_step(steps: Sequence[Step]) -> Step:
-    """Return the mean of several sequences' contents after one segment, each with the same weight."""
+    """Return the unweighted mean of several sequences' contents after one segment."""
     return Step(
         tokens=max(step.tokens for step in steps),
         held=fmean(step.held for step in steps),

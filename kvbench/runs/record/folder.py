@@ -37,7 +37,7 @@ from kvbench.runs.run_hash import Identity
 
 RECORDS = "samples.jsonl"
 WORK_CLAIMS = (".merge*", ".take*", ".block-*", ".eval-*")
-"""Names of the claims on a run's work (`RunFolder.place`)."""
+"""Patterns of the names of claims on a run's work (`RunFolder.place`)."""
 CLAIMS = (".lock*", *WORK_CLAIMS)
 """Patterns of the names of all claims in a run's folder."""
 LOGS = "wandb"
@@ -139,7 +139,7 @@ class RunFolder:
                 write_whole(path, line)
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files and claims of killed processes; those of living ones stay."""
+        """Remove temporary files and claims of killed processes, not of living ones."""
         remove_unfinished(self.path)
         for path in chain.from_iterable(self.path.glob(pattern) for pattern in CLAIMS):
             with suppress(OSError):  # the folder may belong to another user

@@ -165,7 +165,7 @@ class Latency:
         machine: processor that generated these samples.
         samples: number of these samples.
         tokens_per_second: tokens of these texts over total time; None for images.
-        others: number of the samples that ran under other conditions and are left out.
+        others: number of samples that ran under other conditions and are left out.
         busy: whether these samples ran beside other work: more than `MAX_LOAD` threads per processor.
     """
 
@@ -182,7 +182,7 @@ class Latency:
 
     @property
     def mark(self) -> str:
-        """Mark of a time beside other work, or that leaves out samples of other conditions; empty otherwise."""
+        """`~` for a time beside other work, or without samples of other conditions; else empty."""
         return "~" if self.others or self.busy else ""
 
 

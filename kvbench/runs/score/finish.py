@@ -50,7 +50,7 @@ def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) 
             folder.path, reference, pending, settings, inputs, job.metadata, device, same_seeds=seeds
         )
         with folder.locked():
-            known = read_results(folder.path) or summary  # others may have added to it in the meantime
+            known = read_results(folder.path) or summary  # other processes may have added metrics meanwhile
             results = replace(
                 known,
                 config=job.config,

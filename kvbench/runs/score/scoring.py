@@ -52,7 +52,7 @@ def describe_changes(pending: Mapping[str, Evaluator], inputs: Mapping[str, Inpu
 
 
 def check_evaluators(evaluators: Mapping[str, Evaluator], required: Sequence[str]) -> None:
-    """Check, before any work, that required evaluators have what they need; log which others lack a package.
+    """Check, before any work, that required evaluators have what they need; log which other evaluators lack a package.
 
     Raises:
         ConfigError: a required evaluator is not in `eval`, or lacks packages or files.

@@ -39,7 +39,7 @@ class Tracker(ABC):
 
     Attributes:
         project: project name.
-        name: beginning of the names of new entries, so that earlier entries stay; None for the runs' names alone.
+        name: beginning of the names of new entries, so that earlier entries are kept; None for the runs' names alone.
         images: samples of a run to send with the reference's, the most changed first; 0 for none.
     """
 

@@ -56,7 +56,7 @@ class WandB(Tracker):
     def open(
         self, folder: Path, key: str, title: str, group: str | None, about: Mapping[str, Any]
     ) -> Iterator[Send]:
-        """Open an entry of the project, which is finished when the block ends; others stay open."""
+        """Open an entry of the project, which is finished when the block ends; other entries stay open."""
         import wandb
 
         mode = os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
