@@ -1,4 +1,4 @@
-"""The check of a GPU: what it makes of outcomes, that it sees wrong numbers, and a rehearsal of all steps."""
+"""The check of a GPU: verdicts by outcomes, detection of wrong results, and a rehearsal of all steps."""
 
 import json
 import sys

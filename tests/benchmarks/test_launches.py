@@ -1,4 +1,4 @@
-"""Launches per token: four products and four programs a layer beside attention, and no wait of the host."""
+"""Launches per token: four products and four kernels a layer beside attention, and no wait of the host."""
 
 from argparse import Namespace
 

@@ -1,4 +1,4 @@
-"""Every program runs to its end at its smallest, and prints a row that it measured."""
+"""Every benchmark ends at its smallest size, and prints a measured row."""
 
 import json
 import re
@@ -40,7 +40,7 @@ RUNS = {
     "startup": (f"--seeds 1 --repeats 1 --program {ROOT}/run.py", r"^until the first image +[\d.]+$"),
     "tiles": ("--only 'mass bf16 64' --arch 80", r"^mass bf16 +64 +128 +80 +64x64x4x3 +64x64x4x3 +0$"),
 }  # fmt: skip
-"""Arguments of every program, and a row that it prints then."""
+"""Arguments of every benchmark, and a row that it then prints."""
 WITH_HYDRA = ("mutants", "mutations", "startup")
 """Programs that call the command line or the tests."""
 WITH_GIT = ("mutants", "mutations")

@@ -16,7 +16,7 @@ from tests.support.ragged_rows import Case, check, make
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 HELD = {"ragged": [300, 0, 33, 1, 130, 0], "uniform": [1100, 1100], "one slot": [1, 0]}
-"""Slots of each row: unequal ones with empty rows among them, long ones of one length, nearly nothing."""
+"""Slots of each row: unequal lengths with empty rows, long rows of one length, nearly no slots."""
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -53,7 +53,7 @@ def with_inputs(patch: pytest.MonkeyPatch, note: Callable[..., object]) -> None:
 def test_large_batches_are_cut_by_sequences(
     tokens: int, folds: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces equal the whole; no call spans more numbers than the limit, in strided tensors neither."""
+    """Several calls equal one; no call's offsets exceed the limit, not even in strided tensors."""
     q, k, v, _ = make(7, [1, 1], folds, tokens, 16, dtype=torch.float32, device="cpu")
     whole, spans = fused_attention(q, k, v, 0.2, causal=causal, backend="cpu"), list[int]()
 

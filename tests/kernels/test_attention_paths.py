@@ -143,7 +143,7 @@ def test_libraries_need_a_release_of_torch(
 
 @pytest.mark.parametrize("cudnn", [91700, 91800, 92300, 92400, 92600])
 def test_cudnn_is_asked_where_torch_would_ask_it(cudnn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own list of reasons is longer for heads of more than 128 channels, which are left to others."""
+    """Heads of at most 128 channels: torch lists more reasons for wider heads, which other libraries read."""
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     if not hasattr(varlen, "_cudnn_rejection_reasons"):
         pytest.skip("this torch does not choose between libraries")

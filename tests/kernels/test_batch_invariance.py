@@ -1,4 +1,4 @@
-"""Batch invariance: settings of torch, choices of kernels, and bytes of interpreted programs in batches of 1 and n."""
+"""Batch invariance: settings of torch, choices of kernels, and bytes of interpreted kernels in batches of 1 and n."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -84,7 +84,7 @@ def test_a_token_attends_to_its_row_and_joins_it(
 
 
 def check_token(case: Case, filled: int, share: int | None, scale: float) -> None:
-    """Assert that a step's token, after `filled` others, attends to its row and itself, and is stored behind them."""
+    """Assert that a step's token, after `filled` tokens, attends to its row and itself, and is stored behind them."""
     layout, dtype = case.stored.layout, case.q.dtype
     keys, values = case.stored.keys.clone(), case.stored.values.clone()
     came = torch.tensor([filled], device=DEVICE)

@@ -1,4 +1,4 @@
-"""Norms, rotation and gate of the decoder: exact to double precision, and rounded where the official programs round."""
+"""Norms, rotation and gate of the decoder: exact to double precision, and rounded where the official code rounds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Program = Callable[..., Any]
 
 
 def skip_truncation(program: Program, dtype: torch.dtype) -> None:
-    """Skip a program in Triton's interpreter, which cuts numbers off where they are rounded to bfloat16."""
+    """Skip a kernel in Triton's interpreter, which truncates values where kernels round to bfloat16."""
     if DEVICE == "cpu" and program.__name__ == "by_triton" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter cuts numbers off where they are rounded to bfloat16")
 
@@ -29,7 +29,7 @@ def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def same(found: Tensor, expected: Tensor) -> None:
-    """Equal but for numbers halfway between two, of which there are few, and those to one unit in the last place.
+    """Equal except for few values halfway between two, which may differ by one unit in the last place.
 
     A rounding that is missing, or in another place, changes a quarter of all numbers.
     """

@@ -1,4 +1,4 @@
-"""Draws by counter: the Triton programs against torch, and drawn codes against their probabilities."""
+"""Counter-based sampling: the Triton kernels against torch, and sampled codes against their probabilities."""
 
 import math
 
@@ -28,7 +28,7 @@ def forbid(logits: Tensor) -> Tensor:
 
 
 SIZES = [(7, 3), (64, 2), (5000, 1), (16_500, 1)]
-"""Codes and tokens: fewer than a block, one block, one that is not full, several."""
+"""Codes and tokens: fewer than a block, a full block, a partial block, several blocks."""
 
 
 @needs_triton
@@ -45,7 +45,7 @@ def test_the_program_draws_the_same_codes(codes: int, tokens: int) -> None:
     [(7, 1, True), (64, 5, True), (64, 90, False), (5000, 300, False), (16_500, 2000, True)],
 )
 def test_the_program_finds_the_likeliest(codes: int, top_k: int, temperature_first: bool) -> None:
-    """Logits that are rounded to tenths have many ties, and a small temperature makes the last ones matter."""
+    """Logits that are rounded to tenths have many ties, and a small temperature makes the last logits matter."""
     logits = (random(codes, 2, 1, codes) * 10).round() / 10
     logits[0] = -logits[0].abs()  # the threshold is negative
     limits = 50.0, top_k, temperature_first
@@ -56,7 +56,7 @@ def test_the_program_finds_the_likeliest(codes: int, top_k: int, temperature_fir
 
 
 def set_of_top_1(first: float, second: float, temperature: float, temperature_first: bool) -> set[int]:
-    """Codes that the program and torch draw with top-k 1 from two logits and an unlikely one."""
+    """Codes that the kernel and torch sample with top-k 1 from two logits and an improbable one."""
     logits = torch.tensor([first, second, -1.0]).expand(3, 1, 3)
     limits = temperature, 1, temperature_first
     found = as_program(draw_codes)(logits, KEYS, STEP, *limits)

@@ -1,4 +1,4 @@
-"""Linear, modulate and qk_norm_rope: equal to their definitions in float64, on a CPU and as Triton programs."""
+"""Linear, modulate and qk_norm_rope: equal to their definitions in float64, on a CPU and as Triton kernels."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ SINGLE = torch.finfo(torch.float32).eps
 
 
 def close(found: Tensor, expected: Tensor, dtype: torch.dtype, through: Tensor) -> None:
-    """Element by element equal up to float32 rounding of the numbers gone `through` and one rounding to `dtype`.
+    """Element by element equal up to float32 rounding of the values passed `through` and one rounding to `dtype`.
 
     A sum that cancels is only as exact as its terms, so their size bounds the error and not the result's.
     """
@@ -101,7 +101,7 @@ def test_modulate(
     program: Callable[..., Tensor], seed: int, batch: int, tokens: int, width: int,
     stream: torch.dtype, condition: torch.dtype, dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    """The definition in double precision, as close as the size of the numbers it goes through allows."""
+    """The definition in double precision, as close as the size of intermediate values allows."""
     x = (3 * random(seed, batch, tokens, width) + 1).to(stream)
     factor, shift = random(seed + 1, batch, 1, 6, width).to(condition).unbind(2)[2:4]
     found = program(x, factor, shift, dtype)
@@ -145,7 +145,7 @@ def test_qk_norm_rope(
     program: Callable[..., tuple[Tensor, ...]], seed: int, batch: int, tokens: int, heads: int, dim: int,
     dtype: torch.dtype, rotate: bool, learns: bool,
 ) -> None:  # fmt: skip
-    """Without gradients, as a program runs, the projection is overwritten."""
+    """Without gradients, as a kernel runs, the projection is overwritten."""
     qkv = random(seed, batch, tokens, 3, heads, dim).to(dtype)
     lengths = torch.stack((random(seed + 1, heads).exp(), torch.ones(heads)))
     angles = random(seed + 2, tokens, dim // 2) if rotate else None

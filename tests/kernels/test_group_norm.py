@@ -1,4 +1,4 @@
-"""Group norm and SiLU: equal to their definition in float64, rounded once or twice, on a CPU and as Triton programs."""
+"""Group norm and SiLU: equal to their definition in float64, rounded once or twice, on a CPU and as Triton kernels."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def exact(x: Tensor, groups: int, weight: Tensor, bias: Tensor, silu: bool, roun
 
 
 def draw_image(*shape: int) -> Tensor:
-    """Numbers [B, C, H, W] in the memory order that the programs take."""
+    """Values [B, C, H, W] in the memory order that the kernels accept."""
     return random(0, *shape).to(memory_format=torch.channels_last)
 
 

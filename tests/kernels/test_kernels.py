@@ -27,7 +27,7 @@ from tests.support.triton_device import DEVICE, needs_triton, on_device
 
 @st.composite
 def ragged(draw: st.DrawFn) -> Case:
-    """Short rows on the CPU; of the queries of all tokens the first ones."""
+    """Short rows on the CPU; the first queries of all tokens."""
     held = st.lists(st.integers(0, 7), min_size=1, max_size=5)
     short = {
         "batch": st.integers(1, 3),

@@ -1,4 +1,4 @@
-"""Random numbers by counter: Random123's known answers, a generator of plain integers, and statistics."""
+"""Counter-based random numbers: Random123's known answers, a generator of plain integers, and statistics."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Numbers in few bits: codes lie in bytes as described, rotations keep lengths, and errors are the recorded ones."""
+"""Values in few bits: codes lie in bytes as described, rotations keep lengths, and errors are as recorded."""
 
 import json
 from math import floor, isclose
@@ -161,7 +161,7 @@ def test_fp8_has_four_digits_and_an_end(x: float) -> None:
 
 CASES = json.loads((GOLDENS / "methods" / "nm_rotated.json").read_text())["cases"]
 ERRORS = {2: 0.117482, 3: 0.034548, 4: 0.009501}
-"""Mean square errors of a standard normal number, relative to its variance, by bits."""
+"""Mean square errors of a standard normal variable, relative to its variance, by bits."""
 
 
 def encode(x: Tensor, bits: int) -> tuple[Codes, Tensor]:
@@ -178,7 +178,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case["preset"] for case in CASES])
 def test_recorded_formats(number: int) -> None:
-    """Codes, numbers that attention reads and its output; vLLM's levels are not exactly Lloyd-Max levels."""
+    """Codes, values that attention reads and its output; vLLM's levels are not exactly Lloyd-Max levels."""
     case, golden = CASES[number], load_golden("nm_rotated")
     tensors = {name.partition(".")[2]: x for name, x in golden.items() if name.startswith(f"case{number}.")}
     keys, values, keys_read, values_read = (
@@ -245,7 +245,7 @@ def test_any_vector_keeps_its_length_and_codes_know_directions_only(bits: int) -
     [(16, (0.103, 0.0279, 0.0077)), (32, (0.112, 0.031, 0.0084)), (128, (0.119, 0.0338, 0.0092))],
 )
 def test_errors_of_normal_vectors(channels: int, errors: tuple[float, ...]) -> None:
-    """Of a number alone, from tables of Lloyd-Max levels; of vectors with gains, from another implementation."""
+    """Errors of scalars, from tables of Lloyd-Max levels; of vectors with gains, from another implementation."""
     x = torch.randn(320_000 // channels, channels, generator=torch.Generator().manual_seed(0))
     for bits, expected in zip(ERRORS, errors, strict=True):
         _, read = encode(x, bits)

@@ -1,4 +1,4 @@
-"""Attention over planes, by torch and by the kernel, against numbers that are read bit by bit in double precision."""
+"""Attention over planes, by torch and by the kernel, against values that are decoded bit by bit in double precision."""
 
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 
 def read_numbers(codes: Codes, bits: int, channels: int) -> Tensor:
-    """What is stored, float64 [stored, slots, D], a number at a time; vectors with a gain are rotated back."""
+    """Stored values, float64 [stored, slots, D], decoded one at a time; vectors with a gain are rotated back."""
     if codes.affine is None and codes.codebook is None:
         return codes.data.double().cpu()
     stored, slots, _ = codes.data.shape

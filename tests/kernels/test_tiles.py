@@ -31,7 +31,7 @@ TIMED_CAPABILITY = {
 
 
 def list_sizes() -> list[tuple[str, int, int]]:
-    """Every kernel, number of queries and number of keys of a tile that some card takes for long or short rows."""
+    """Every kernel, number of queries and number of keys of a tile that some GPU takes for long or short rows."""
     found = set()
     for row, card in product(tiles.read_rows(), tiles.CARDS):
         tile, kernel = tiles.Tile.parse(row[str(card)]), row["kernel"]

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, merged: against double precision, by torch and by Triton's programs."""
+"""Attention over parts of the keys, merged: against double precision, by torch and by Triton kernels."""
 
 from functools import reduce
 from typing import get_args
@@ -179,7 +179,7 @@ def merged(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 @given(seed=st.integers(0, 999), owners=st.lists(st.integers(0, 4), min_size=1, max_size=24))
 def test_any_partition_gives_full_attention(seed: int, owners: list[int]) -> None:
-    """Parts without keys are among them, the last one always."""
+    """Some parts have no keys; the last part is always empty."""
     states, out, lse = states_of(seed, owners, 6)
     for order in (states, states[::-1]):
         found, sums = merged(order)

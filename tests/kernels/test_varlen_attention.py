@@ -1,4 +1,4 @@
-"""Rows of unequal length as torch's variable-length attention takes them, against a slow one in its place."""
+"""Rows of unequal length by torch's variable-length attention, replaced by a slow function that checks its inputs."""
 
 import inspect
 from typing import Any
