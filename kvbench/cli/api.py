@@ -256,7 +256,7 @@ def compare(runs: "Iterable[Run | Path | str]", to: "Run | Path | str") -> Compa
 
 
 def write_overrides(settings: Mapping[str, object]) -> list[str]:
-    """Return settings as overrides of the command line; a mapping becomes one override per value.
+    """Return settings as overrides, one per value of a mapping; raise ConfigError for values of other types.
 
     >>> write_overrides({"method": "heatkv", "budget": 0.1, "prompts": {"count": 8}, "eval": ["psnr", "ssim"]})
     ['method=heatkv', 'budget=0.1', 'prompts.count=8', 'eval=[psnr,ssim]']

@@ -23,6 +23,7 @@ CONVERSIONS = ("none", "partial", "object", "all")
 MAX_PROMPTS = 10**6
 """Maximum number of prompts of a run: file names of samples have six digits."""
 MAX_SEED = 2**63 - 1
+"""Maximum seed, the largest int64."""
 MAX_SHOWN = 200
 """Maximum number of characters of a value in a message."""
 

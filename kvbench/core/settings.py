@@ -31,6 +31,7 @@ TASKS = (
 )  # fmt: skip
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", *CODE_DTYPES)
 MAX_REPEATS = 10**9
+"""Maximum number of repeats of a measurement, and of seconds of a setting."""
 MIN_UNITS = 8
 """Minimum number of prompts before the first look of a race: intervals from fewer prompts are wrong."""
 GROUPS = ("model", "method", "protect", "windows", "prompts", "eval", "logger", "train", "sampling", "sweeps")

@@ -108,7 +108,7 @@ def read_settings(cfg: DictConfig) -> Settings:
 
 
 def check_values(values: Mapping[str, object]) -> Settings:
-    """Check the values of a configuration as `read_settings` does, and return the settings."""
+    """Check the values of a configuration, and return the settings; raises the errors of `read_settings`."""
     if values.get("sampling") is not None:
         check_preset(values)
     if values.get("task") == "choose":
