@@ -165,12 +165,7 @@ def call(command: Sequence[str], environment: Mapping[str, str], limit: float) -
 
 
 def judge(cases: Sequence[Mapping[str, Any]], error: str) -> tuple[str, str]:
-    """Return a step's state and the reason in one line.
-
-    Args:
-        cases: outcomes as JSON values.
-        error: why the process did not finish; empty if it did.
-    """
+    """Return a step's state and one-line reason, from outcomes as JSON and the process's `error`, empty if it ended."""
     failed = [case for case in cases if case["state"] == "FAIL"]
     skipped = [case for case in cases if case["state"] == "SKIP"]
     if failed:
