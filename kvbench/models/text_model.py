@@ -82,7 +82,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
     tensor_parallel: int = 1
 
     output: ClassVar[str] = "texts"
-    revision: ClassVar[int] = 1  # before, top-k and top-p cut ties in an arbitrary order
+    revision: ClassVar[int] = 2  # before, a token that top-k or top-p excludes was sampled once in 2^24 times
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:

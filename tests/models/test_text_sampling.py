@@ -99,6 +99,19 @@ def test_numbers_of_tokens_are_exponential_and_independent() -> None:
         assert pairs.corrcoef()[0, 1].abs() < 4 / pairs.shape[1] ** 0.5
 
 
+def test_an_excluded_token_is_not_sampled_where_its_mixed_bits_are_all_ones() -> None:
+    token, numbers = 146_730, torch.tensor([[0.7442367076873779, 0.5285049676895142]])
+
+    class Given(Silence):
+        def draw(self, count: int) -> Tensor:
+            return numbers[:, :count]
+
+    assert 0 < mix_exponential(torch.tensor([[token]]), numbers).item() < 1e-7
+    logits = torch.zeros(1, token + 1)
+    logits[0, token] = -20
+    assert draw_text_token(logits, TextSampling(1.0, 0, 0.9), Given()).item() < token
+
+
 def test_a_prompt_draws_the_same_in_any_batch_and_nearly_the_same_from_nearly_the_same() -> None:
     sampling = TextSampling(1.0, 0, 1.0)
     together = draw_text_token(LOGITS, sampling, PromptNoise(3, range(6)))

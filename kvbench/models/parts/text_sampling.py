@@ -111,7 +111,8 @@ def mix_exponential(tokens: Tensor, drawn: Tensor) -> Tensor:
     bits = (bits ^ _shift(bits, 30)) * -0x40A7B892E31B1A47
     bits = (bits ^ _shift(bits, 27)) * -0x6B2FB644ECCEEE15
     bits = bits ^ _shift(bits, 31)
-    return -((_shift(bits, 40).float() + 0.5) / 2**24).log()  # 24 bits, which float32 holds exactly
+    uniform = (_shift(bits, 40).float() + 0.5) / 2**24
+    return -uniform.clamp(max=1 - 2**-24).log()  # the sum rounds 2^24 - 1/2 to 2^24
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
