@@ -67,8 +67,8 @@ method._target_=kvbench.nothing.X | method._target_=kvbench.nothing.X: cannot be
 method._target_=os.getcwd | method._target_=os.getcwd: use a concrete class with needs, prepare, keep
 model._target_=builtins.dict | model._target_=builtins.dict: use a concrete class with spec, load, generate
 prompts._target_=builtins.dict | prompts._target_=builtins.dict: use a concrete class with load
-method._target_=kvbench.models.base.Model | method._target_=kvbench.models.base.Model: not
-model._target_=kvbench.models.base.Model | model._target_=kvbench.models.base.Model: not
+method._target_=kvbench.models.base.Model | method._target_=kvbench.models.base.Model: use a concrete class with
+model._target_=kvbench.models.base.Model | model._target_=kvbench.models.base.Model: use a concrete class with
 method=lookm method@method.base=streaming_llm | method.base._target_=kvbench.methods.streaming_llm.StreamingLLM: must
 +eval.x._target_=os.getcwd | eval.x._target_=os.getcwd: use a concrete class with metrics, run
 +eval.x=3 | eval.x._target_=null: not a class

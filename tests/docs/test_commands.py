@@ -171,7 +171,7 @@ def find_problem(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | Non
     """Return what is wrong with a command, None for nothing; nothing of it is done."""
     match name_program(words):
         case ["python", "run.py", *arguments] | ["kvbench", *arguments]:
-            return compose(name_file([name_base(SHORT_FORMS.get(word, word)) for word in arguments]))
+            return compose([*name_file([name_base(SHORT_FORMS.get(word, word)) for word in arguments])])
         case ["torchrun", "--nproc-per-node", _, "run.py", *arguments]:
             return compose(arguments)
         case ["python", "-m", "benchmarks", "profile_task", *arguments]:

@@ -155,7 +155,7 @@ def test_a_revision_of_draws_is_one_of_own_outputs(reader: GivenTexts) -> None:
     """Other draws are other own outputs; given texts do not depend on draws."""
     sampling = TextSampling(temperature=1.0, top_p=0.5)
     model = replace(reader.inner, sampling=sampling)
-    assert (model.revision, ForcedOutputs(model).revision) == (1, 1)
+    assert (model.revision, ForcedOutputs(model).revision) == (2, 2)
     assert GivenTexts(model, reader._texts, {}).revision == 0
 
 
