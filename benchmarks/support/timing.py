@@ -19,9 +19,9 @@ class Timed(NamedTuple):
     turns: list[float]
 
     def compare(self, base: "Timed") -> tuple[float, str]:
-        """Return the median ratio to another run of the same turns, and its interval of at least 95 %.
+        """Return the median ratio to another run of the same turns, and its 95 % interval.
 
-        The interval is between order statistics of the ratios; with fewer than six turns it is their range.
+        The interval is between order statistics of the ratios. Its level is at least 95 %, but lower below six turns.
         """
         ratios = sorted(turn / other for turn, other in zip(self.turns, base.turns, strict=True))
         left_out, tail = 0, 1 / 2 ** len(ratios)

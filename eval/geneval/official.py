@@ -61,7 +61,7 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
         return {names[index]: [index] for index in images.indices}
 
     def export(self, images: ImageSet, groups: Groups, folder: Path) -> None:
-        """Write the images, and each prompt's line as metadata.jsonl beside them."""
+        """Write the images, and each prompt's line as metadata.jsonl in the folder above its images."""
         super().export(images, groups, folder)
         for name, [index] in groups.items():
             line = {key: value for key, value in images.meta(index).items() if key in LINE_KEYS}

@@ -187,8 +187,8 @@ class ChooseSettings:
     """Settings of `task=choose`.
 
     Attributes:
-        block: prompts between two looks, and before the first.
-        error: probability that the best method is dropped, rare failures apart.
+        block: minimum number of prompts between two looks, and before the first; fewer before the last.
+        error: bound on the probability that the best method is dropped, rare failures apart.
         seconds: methods that take longer per sample at the first look leave the race; None for no limit.
     """
 

@@ -85,7 +85,7 @@ class ForcedText:
         # A single scored token would be predicted from the given ones, before anything is compressed.
         if not 0 < given < starts[-1] - 1:
             raise ValueError(
-                f"{given} tokens are given of {starts[-1]}: at least 2 must follow, and 1 precede"
+                f"{given} of {starts[-1]} tokens are given; need 1 or more, and 2 or more after them"
             )
         tokens = (token for row, count in zip(rows, counts, strict=True) for token in row[:count])
         return TokenizedText(tuple(tokens), given, tuple(starts[part] for part in self.cuts))
@@ -138,7 +138,7 @@ def plan_schedule(texts: Sequence[TokenizedText], chunk: int, *, chunked: bool) 
     padding = [given - text.given for text in texts]
     boundaries = {tuple(cut + pad for cut in text.cuts) for text, pad in zip(texts, padding, strict=True)}
     if len(boundaries) > 1:
-        raise ValueError("prompts: texts differ in the number of tokens between their segments and their end")
+        raise ValueError("prompts: texts differ in the tokens from their segments to the first scored token")
     cuts = set(boundaries.pop())
     if chunked:
         cuts |= set(range(given % chunk, given, chunk))

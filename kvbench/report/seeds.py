@@ -52,9 +52,9 @@ class MeanMetric(Metric):
 class Combined(Results):
     """Runs that differ only in seeds, as one.
 
-    Name, reference, configuration, provenance and evaluators are the first run's. `memory` has bounds over the runs
-    (`combine_memory`), `latency` means over them. `n` is the number of samples of one run. `steps` are means over the
-    runs, up to the end of the shortest.
+    Name, reference, configuration, provenance and evaluators are the first run's. `memory` is from `combine_memory`,
+    `latency` from `average_latency`. `n` is the number of samples of one run. `steps` are means over the runs, up to
+    the end of the shortest.
 
     Attributes:
         members: two or more runs by ascending seeds.

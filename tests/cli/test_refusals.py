@@ -211,7 +211,7 @@ WORDS = r"""
 publsh x | publsh: no such command; did you mean publish? there are list, ... ; settings are key=value
 Report | Report: no such command; did you mean task=report?
 list method | list method: not a kind and words; did you mean methods? kvbench list methods|
-list prompts zz | list prompts zz: no line has this word;
+list prompts zz | list prompts zz: no line matches;
 task=repot --help | task=repot: no such task; did you mean report?
 method=heatkvv -h | method=heatkvv: no such choice; did you mean heatkv?
 task=choose metric=fid_scenes budget=0.1 | metric=fid_scenes: describes a whole set of images, not single

@@ -65,8 +65,8 @@ def test_a_text_with_given_numbers_of_tokens_needs_no_tokenizer(reading: ForcedT
         (ForcedText((Part("ab", FILL), Part("xy")), context=9), "has 3 tokens, and 9 are needed"),
         (ForcedText((Part("abcdefgh"), Part("ab", FILL), Part("xy")), context=5), "and -4 are needed"),
         (ForcedText((Part("abc"), Part("xy")), context=5), "the context has 4 tokens, not 5"),
-        (ForcedText((Part("abc"), Part("x"))), "4 tokens are given of 5: at least 2 must follow"),
-        (ForcedText((Part("abc", 3),), given=0), "0 tokens are given of 3"),
+        (ForcedText((Part("abc"), Part("x"))), "4 of 5 tokens are given; need 1 or more, and 2 or more"),
+        (ForcedText((Part("abc", 3),), given=0), "0 of 3 tokens are given"),
     ],
 )
 def test_texts_with_too_few_tokens_are_refused(reading: ForcedText, message: str) -> None:
@@ -100,7 +100,7 @@ def test_padding_comes_in_one_segment() -> None:
 
 
 def test_texts_with_cuts_at_different_places_are_refused() -> None:
-    with pytest.raises(ValueError, match="differ in the number of tokens"):
+    with pytest.raises(ValueError, match="differ in the tokens from their segments"):
         plan_schedule([text(40, 9, 30), text(36, 20, 25)], 8, chunked=False)
 
 

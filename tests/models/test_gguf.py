@@ -105,7 +105,7 @@ def test_a_missing_package_is_named_by_its_extra(tmp_path: Path, monkeypatch: py
     for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
         monkeypatch.setitem(sys.modules, name, None)
     path = write_gguf(tmp_path / "x.gguf", TINY, {**GOOD, QUERY: ((32, 4), 2, bytes(72))})
-    with pytest.raises(WeightsError, match=rf"{QUERY} is quantised: install the `gguf` .*unpacks it\)$"):
+    with pytest.raises(WeightsError, match=rf"{QUERY} is not float16/32 .*'kvbench\[gguf\]' to read it\)$"):
         read(path)
     assert list(read(write_gguf(tmp_path / "y.gguf", TINY, GOOD))) == ["model.embed_tokens.weight"]
 

@@ -137,7 +137,7 @@ def receive_part(content: bytes) -> tuple[RepoSnapshot, Path]:
 @pytest.mark.parametrize("part", [b"xxxxxx", b"x" * 12])
 def test_a_part_that_is_damaged_begins_anew(part: bytes, hub: FakeHub) -> None:
     receive_part(part)
-    with pytest.raises(WeightsError, match=r"ended early \(net\.pth is damaged and is downloaded again\)"):
+    with pytest.raises(WeightsError, match=r"ended early \(net\.pth was damaged and has been deleted\)"):
         NET.locate()
     assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
 

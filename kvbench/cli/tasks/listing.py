@@ -31,7 +31,7 @@ def show_list(words: Sequence[str]) -> None:
         words: words of the command after `list`.
 
     Raises:
-        ConfigError: no word is a kind, or no line has the other words.
+        ConfigError: no word is a kind, or no line has all other words.
     """
     words = [word for word in words if not word.startswith("hydra.searchpath=")]  # Hydra reads this one
     kinds = [word for word in dict.fromkeys(words) if word in GROUPS]
@@ -45,7 +45,7 @@ def show_list(words: Sequence[str]) -> None:
     with hydra_of_kvbench():
         found = {kind: list_rows(GROUPS[kind], asked) for kind in kinds}
     if kinds and not any(rows for rows, _ in found.values()):
-        raise ConfigError(f"list {' '.join(words)}: no line has this word; see kvbench list {kinds[0]}")
+        raise ConfigError(f"list {' '.join(words)}: no line matches; see kvbench list {kinds[0]}")
     for kind, (rows, hidden) in found.items():
         if len(kinds) > 1 and rows:
             say(f"== {kind} ==")

@@ -174,7 +174,7 @@ def find_interval(differences: Floats, error: float, limits: Range | None) -> In
 
 
 def split_blocks(prompts: Sequence[str], block: int, batch: int) -> list[range]:
-    """Return the blocks of a race, in samples: each with `block` prompts or more, whole prompts and whole batches.
+    """Return the blocks of a race, in samples: whole batches of at least `block` whole prompts, except the last.
 
     Args:
         prompts: prompt of each sample; neighbours may have one prompt.

@@ -61,7 +61,7 @@ def _find_type(number: int) -> TensorType:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
     except ImportError:
-        raise ValueError("quantised: install the `gguf` extra (the package gguf), which unpacks it") from None
+        raise ValueError("not float16/32 or bfloat16; pip install 'kvbench[gguf]' to read it") from None
     try:
         block, size = GGML_QUANT_SIZES[kind := GGMLQuantizationType(number)]
         dequantize(np.zeros((1, size), np.uint8), kind)
@@ -214,6 +214,6 @@ def _read_tensors(cursor: _Cursor, count: int) -> Iterator[tuple[str, TensorType
             raise ValueError(f"{name} is {error}") from None
         if not (row := shape[-1] if shape else 1) or row % kind.block:
             raise ValueError(
-                f"{name} has rows of {row} elements, not multiples of {kind.block} ({kind.name})"
+                f"{name} has rows of {row} elements; {kind.name} needs a positive multiple of {kind.block}"
             )
         yield name, kind, shape, offset, math.prod(shape) // kind.block * kind.size

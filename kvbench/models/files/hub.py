@@ -133,7 +133,7 @@ class RepoSnapshot:
         receive(url, partial, name, headers=build_hf_headers(), size=self.sizes[name], stop=stop)
         if start and hash_path(partial) != self.hashes[name]:
             partial.unlink()
-            raise OSError(f"{name} is damaged and is downloaded again")
+            raise OSError(f"{name} was damaged and has been deleted")
         partial.replace(blob)
 
     @property

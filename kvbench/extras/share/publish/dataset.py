@@ -130,7 +130,7 @@ def prepare_dataset(
 
 
 def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
-    """Write all files except the card."""
+    """Write the tables, and the files and samples of every run."""
     import polars
 
     opened = [(run, open_samples(run.folder)) for run in runs]  # compares each file with its record
