@@ -150,7 +150,7 @@ def limit_spills(variant: Variant) -> float:
 
 
 def summarise(arch: int, found: list[tuple[int, Variant, int]]) -> str:
-    """Return a line of docs/gpu.md for the spilled bytes, variants and bytes of shared memory of a capability."""
+    """Return a row of docs/gpu.md for a capability; `found` has (spilled bytes, variant, shared-memory bytes)."""
     spilled, worst, _ = max(found, key=itemgetter(0))
     sizes = (worst.constants.get(name) for name in ("HEAD_DIM", "BLOCK_M", "BLOCK_N"))
     where = ", `{}`, {} channels, tiles of {} x {}".format(worst.name, *sizes) if spilled else ""

@@ -31,7 +31,7 @@ from kvbench.core.devices import count_gpus
 from kvbench.core.files import write_whole
 
 REPORTED_LINES = 100
-"""Last lines of output of a broken step in the report."""
+"""Maximum number of last output lines of a failed step in the report."""
 REHEARSAL_LIMIT = 300
 """Maximum seconds of each step of a rehearsal."""
 

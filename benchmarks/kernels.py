@@ -33,7 +33,7 @@ GOAL = 0.6
 
 
 def list_layouts(spec: ModelSpec, schedule: Schedule, scale: int, device: str) -> tuple[Layout, Layout]:
-    """Return the layout of the middle layer's rows when a scale starts, and of equal rows with all layers' mean."""
+    """Return the middle layer's layout when a scale starts, and one of equal rows with the mean of all layers."""
     kept = np.repeat(~schedule.absent[scale, :scale], spec.lengths[:scale], axis=0)
     keep = torch.from_numpy(kept[:, spec.layers // 2].T)
     equal = torch.ones(spec.heads, round(kept.sum() / spec.all_heads), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""`task=profile` without Hydra: the overrides and the output of `python run.py task=profile`.
+"""`task=profile` without Hydra, with the overrides and output of `python run.py task=profile`.
 
 python -m benchmarks profile_task model=infinity_2b model.weights=random device=cuda method=heatkv budget=0.1
 """

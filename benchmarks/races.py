@@ -34,9 +34,9 @@ from kvbench.extras.race.values import IDENTICAL, find_limits
 Floats = NDArray[np.float64]
 Values = Mapping[str, Floats]
 Draw = Callable[[np.random.Generator, int], Values]
-"""Returns values [prompts] by method, the best method first."""
+"""Sampler of values [prompts] by method, best method first."""
 Hold = Callable[[Values, int, Range | None], tuple[bool, float, bool]]
-"""Returns whether the first method was dropped, the share of samples that was drawn, and whether one was left."""
+"""Function that runs a race: whether it dropped the first method, share of samples drawn, whether one was left."""
 Case = tuple[int, Draw, Range | None, int | None]
 """Number of methods, their values, limits of bounded values, and prompts between looks; None for the option's."""
 GAPS = {

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         for change in options.set:
             change_settings(metrics, change)
         if options.out is not None and (obstacle := find_obstacle(options.out)):
-            raise ValueError(f"--out {options.out} is not a folder that can be written to: {obstacle}")
+            raise ValueError(f"--out {options.out} cannot be written to ({obstacle}); name another folder")
         results = _score(metrics, options)
         _show(results)
         if options.out is not None:

@@ -58,7 +58,7 @@ def source_table(
 
 @cache_on_host
 def _number_slots(counts: Sequence[int], free_slots: int, length: int, device: torch.device) -> Tensor:
-    """Return the source of each slot of rows of these lengths (`source_table`), int32 [rows, longest + length]."""
+    """Return each slot's source for rows of `counts` tokens (`source_table`), int32 [rows, longest + length]."""
     layout = arrange_rows(torch.empty(0, device=device), counts, free_slots)
     old = layout.offsets[:, None] + torch.arange(max(counts), device=device)
     new = -1 - torch.arange(len(counts) * length, device=device).view(len(counts), length)

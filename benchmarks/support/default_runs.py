@@ -28,7 +28,7 @@ NARROW = {
     "var_d16": ("transformer.width=64", "transformer.heads=1"),
     "qwen3_4b": ("transformer.width=512", "transformer.heads=4", "transformer.kv_heads=1"),
 }
-"""Models whose head dims stand for all that storages accept, and overrides that make the models small."""
+"""Models whose head dims represent all that storages accept, and overrides that make the models small."""
 Found = dict[str, Variant]
 """Variants of kernels by `Variant.source`."""
 

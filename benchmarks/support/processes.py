@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """Exit status, seconds of processor time, until the end and until the first line (None without), peak MiB."""
+    """Exit status, CPU seconds, seconds to the end and to the first line (None if no output), peak MiB."""
 
     status: int
     processor: float
@@ -29,7 +29,7 @@ def start(program: Path, args: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def measure(program: Path, args: Sequence[str]) -> Cost:
-    """Return the cost of a command that ends by itself."""
+    """Run a program to its end and return its cost."""
     began = time.monotonic()
     process = start(program, args)
     assert process.stdout is not None

@@ -136,7 +136,7 @@ class Dpg(Evaluator):
             ]
             rows.append((index, item, 100 * sum(counts.values()) / len(counts), answers))
         if not rows:
-            raise SkipEvaluation("the official code drops every item of this run")
+            raise SkipEvaluation("every item of this run has a question that depends on a missing one")
         names = ("index", "item_id", self.metric, "answers")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
         points = split_groups((item, value, index) for index, item, value, _ in rows)

@@ -107,9 +107,7 @@ class OneIg(OfficialProgram):
         prompts = group_indices(images.indices, zip(map(str, kinds), map(str, numbers), strict=True))
         counts = sorted({len(indices) for indices in prompts.values()})
         if len(counts) > 1:
-            raise ValueError(
-                f"every prompt needs the same number of images, not {counts} (prompts.per_prompt)"
-            )
+            raise ValueError(f"prompts have {counts} images; give all the same number (prompts.per_prompt)")
         return prompts
 
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:

@@ -35,7 +35,7 @@ class Comparison(SpaceEvaluator):
 
     @property
     def metric(self) -> str:
-        """Name of the distance, with the space."""
+        """Name of the metric: `stem`, then the space's suffix for a reference run or for a dataset."""
         return f"{self.stem}_{self.space.paired if self.needs_reference else self.space.real}"
 
     @property

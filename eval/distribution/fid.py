@@ -61,7 +61,7 @@ class FidReal(Frechet, ToDataset):
         return super().default if self.space.reference_names else find_statistics(self.space.name)
 
     def read_dataset(self, device: str) -> tuple[tuple[Tensor, Tensor], dict[str, object]]:
-        """Return mean [D] and covariance [D, D] of the dataset's features, and their origin."""
+        """Return the dataset's mean [D] and covariance [D, D], float64, and their origin."""
         mean, covariance, origin = read_moments(self.dataset(), self.space, device)
         return (mean, covariance), origin
 

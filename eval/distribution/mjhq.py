@@ -66,7 +66,7 @@ class FidMjhq(SpaceEvaluator):
         require_samples(len(images), 2, "a distance between distributions")
         labels = [str(images.meta(index).get("category")) for index in images.indices]
         if unknown := set(labels) - set(CATEGORIES):
-            raise SkipEvaluation(f"no category of MJHQ-30K: {min(unknown)} (prompts=mjhq30k)")
+            raise SkipEvaluation(f"no MJHQ-30K category: {min(unknown)}; use prompts=mjhq30k")
         root = self._find()
         assert root is not None
         kinds = [category for category in CATEGORIES if category in labels]

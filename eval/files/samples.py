@@ -86,7 +86,7 @@ class SampleSet:
             self._check_names(set(records))
         else:
             if missing := sorted(set(indices) - records.keys()):
-                raise SampleSetError(f"{self.folder}: samples.jsonl lacks {_some(list(map(str, missing)))}")
+                raise SampleSetError(f"{self.folder}: no record of sample {_some(list(map(str, missing)))}")
             records = {index: records[index] for index in indices}
         checked = map_in_threads(self._checked, [records[index] for index in sorted(records)])
         self.samples = {sample.index: sample for sample in checked}
@@ -131,7 +131,7 @@ class SampleSet:
         if missing := sorted(name for name in expected - present if not (folder / name).is_file()):
             raise SampleSetError(f"{self.folder}: missing {self.kind} of samples.jsonl: {_some(missing)}")
         if extra := sorted(present - expected):
-            raise SampleSetError(f"{self.folder}: {self.kind} that samples.jsonl lacks: {_some(extra)}")
+            raise SampleSetError(f"{self.folder}: {self.kind} not in samples.jsonl: {_some(extra)}")
 
     def _checked(self, sample: Sample) -> Sample:
         self._compare(sample, hash_path(self._path(sample.index)))
@@ -228,7 +228,7 @@ def read_samples(path: Path) -> dict[int, Sample]:
         known = samples.setdefault(sample.index, sample)
         if known is not sample and known != sample:
             raise SampleSetError(
-                f"{path}, line {number}: index {sample.index} appears twice, with different content"
+                f"{path}, line {number}: index {sample.index} has two different records; keep one"
             )
     if not samples:
         raise SampleSetError(f"{path} holds no samples")

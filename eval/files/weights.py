@@ -25,7 +25,7 @@ HUB_CACHES = ("$HF_HUB_CACHE", "$HF_HOME/hub", "~/.cache/huggingface/hub")
 
 
 class WeightError(RuntimeError):
-    """A weight file is missing or its hash differs."""
+    """Weights are missing, unreadable or not the expected ones."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class DetectorModel(Component, ABC):
 
     @abstractmethod
     def load(self, device: str) -> LoadedDetector:
-        """Load the weights and return the detector."""
+        """Load the weights and return the detector on `device`."""
 
 
 def summarise_verdicts(

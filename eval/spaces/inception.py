@@ -117,7 +117,7 @@ def load_inception(file: Path, device: str) -> nn.Module:
     """Load torch-fidelity's Inception, which returns 2048 features and 1008 logits without bias per image."""
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-    # The package unpickles any object; this call first rejects files that are not state dicts.
+    # torch-fidelity unpickles any object; this call first rejects files with more than tensors and plain values.
     torch.load(file, map_location="cpu", weights_only=True)
     network: nn.Module = FeatureExtractorInceptionV3(
         "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(file)

@@ -15,10 +15,10 @@ OUTPUTS = "outputs"
 
 
 def check_outputs(outputs: object) -> Sequence[str]:
-    """Return the outputs of a prompt's metadata.
+    """Return the `outputs` of a prompt's metadata after a check.
 
     Raises:
-        ValueError: they are not one or more strings, or one is empty, which every text contains.
+        ValueError: they are not a list of one or more strings, or one is empty, which every text contains.
     """
     if not isinstance(outputs, list) or not outputs or not all(isinstance(o, str) and o for o in outputs):
         raise ValueError(f"`{OUTPUTS}` must be a list of non-empty strings")

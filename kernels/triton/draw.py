@@ -221,7 +221,7 @@ def mix_kernel(
 def draw_codes_triton(
     logits: Tensor, keys: Tensor, step: Tensor, temperature: float, top_k: int, temperature_first: bool
 ) -> Tensor:
-    """Return the codes of `kvbench.kernels.draw.draw_codes`."""
+    """Run `kvbench.kernels.draw.draw_codes` on a GPU."""
     prompts, tokens, codes = logits.shape
     out, block = torch.empty(prompts, tokens, dtype=torch.int64, device=logits.device), choose_block(codes)
     truncate = top_k > 0 or temperature != 1
@@ -233,7 +233,7 @@ def draw_codes_triton(
 
 
 def draw_candidate_triton(logits: Tensor, codes: Tensor, keys: Tensor, step: Tensor) -> Tensor:
-    """Return the codes of `kvbench.kernels.draw.draw_candidate`."""
+    """Run `kvbench.kernels.draw.draw_candidate` on a GPU."""
     out, block = torch.empty_like(codes[:, 0]), min(1024, max(16, next_power_of_2(logits.shape[1])))
     candidate_kernel[(len(logits),)](
         logits.contiguous(), codes.contiguous(), keys, step, out, logits.shape[1], CANDIDATES, block,
@@ -267,5 +267,5 @@ def gumbel_softmax_triton(
 
 
 def choose_block(codes: int) -> int:
-    """Return the codes that a program handles at a time."""
+    """Return the block size in codes, a power of two."""
     return max(16, next_power_of_2(codes)) if codes <= WHOLE else PIECE

@@ -48,7 +48,7 @@ class Filled(logging.Formatter):
 
 
 def fill_lines(text: str, stream: TextIO) -> str:
-    """Return text with lines broken between words if the stream is a terminal; long words stay whole."""
+    """Return text, wrapped at word boundaries if the stream is a terminal; long words stay whole."""
     if not stream.isatty():
         return text
     width = get_terminal_size().columns
@@ -62,7 +62,7 @@ def say(line: str, style: str | None = None) -> None:
 
 
 def stop(problem: str) -> NoReturn:
-    """End the process with an error in one line, which a terminal shows broken between words."""
+    """End the process with an error message, wrapped at word boundaries on a terminal."""
     sys.exit(fill_lines(f"error: {problem}", sys.stderr))
 
 

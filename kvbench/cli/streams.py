@@ -26,8 +26,8 @@ class _Pipe(io.FileIO):
 def repair_streams() -> None:
     """Replace closed standard streams with the null device and make both outputs accept any text.
 
-    A command continues after the reader of its output has ended. Characters that a terminal cannot show become "?".
-    Streams that the calling program has redirected are left unchanged.
+    A command continues after the reader of its output has ended. Characters outside a stream's encoding become "?".
+    Streams that the calling program has replaced in `sys` are left unchanged.
     """
     for descriptor, (name, mode) in enumerate(MODES.items()):
         try:

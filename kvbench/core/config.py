@@ -145,7 +145,7 @@ def check_objects(node: object, key: str) -> None:
 def _check_object(node: Mapping[str, object], key: str) -> None:
     path, conversion = node["_target_"], node.get("_convert_", "none")
     if not isinstance(path, str):
-        raise ConfigError(f"{key}._target_={show(path)}: is not a class path")
+        raise ConfigError(f"{key}._target_={show(path)}: must be the dotted path of a class")
     if conversion not in CONVERSIONS:
         raise ConfigError(f"{key}._convert_={show(conversion)}: must be one of {', '.join(CONVERSIONS)}")
     target = import_target(path, key)

@@ -97,7 +97,7 @@ def count_gpus() -> int:
 
 
 def take_gpu(name: str, number: int) -> None:
-    """Make one GPU visible to this process, unless it has used one: `cuda:N`, or the `number`-th in turn."""
+    """Make one GPU visible, unless CUDA has started: N of `cuda:N`, else `number`, modulo the number of GPUs."""
     _, named, index = name.partition(":")
     if not name.startswith("cuda") or torch.cuda.is_initialized() or not (count := count_gpus()):
         return

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 Family = Literal["next-scale", "next-token"]
-"""Generation of growing scales, or of one token after another."""
+"""Generation scale by scale, or token by token."""
 MAX_HEADS, MAX_TOKENS = 2**17, 2**24
 """Maximum number of KV heads over all layers, and of tokens of a sequence."""
 

@@ -62,7 +62,7 @@ def _order_samples(runs: list[Mapping[str, Any]], metrics: Mapping[str, Any]) ->
         if _has_images(run):
             groups.setdefault(run["samples"]["drawn"], []).append(number)
     for members in groups.values():
-        # the reference first, as all runs are shown beside it
+        # The reference first: all runs are shown beside it.
         members.sort(key=lambda number: runs[number]["reference"] is not None)
     orders = {
         drawn: _rank_samples([runs[number] for number in members], metrics)

@@ -130,7 +130,7 @@ def list_samples(folder: Path) -> list[FlatRow]:
     """
     results = read_finished(folder)
     if results is None:
-        raise ConfigError(f"{folder}: is not a finished run; it has no {FILE}")
+        raise ConfigError(f"{folder}: has no {FILE}; finish the run first")
     path = f"{folder.absolute().parent.name}/{folder.absolute().name}"
     rows: dict[int, dict[str, Value]] = {}
     for index, line in read_records(folder).items():

@@ -70,7 +70,7 @@ def format_verification(
 
 
 def list_verifications(folder: Path) -> list[Path]:
-    """Return the outcomes beside a folder, which may concern other folders, in order of their names."""
+    """Return the paths of outcomes beside a folder, sorted by name; some may concern other folders."""
     return sorted(folder.absolute().parent.glob(f"{PREFIX}*.json"))
 
 

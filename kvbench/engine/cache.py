@@ -351,7 +351,7 @@ class KVCache(StoredLayers):
             self._finish(self._join(layer, q, k, v))
 
     def _attend_padded(self, present: LayerInputs, padding: Padding) -> Tensor:
-        """Attend with prompts of unequal length, whose tokens come at once."""
+        """Attend with all tokens of prompts of unequal length in one pass."""
         self._check_length(present)
         out = attend_padded(present.q, present.k, present.v, padding, self.spec.logit_scale)
         self._storage.fill(present.store, present.k, present.v)
@@ -361,5 +361,5 @@ class KVCache(StoredLayers):
     def _check_length(self, present: LayerInputs) -> None:
         tokens, length = present.k.shape[2], self._segment.length
         if tokens != length:
-            what = "padded prompts must come at once" if self._padding else f"segment {self._segment.index}"
+            what = "padded prompts need one pass" if self._padding else f"segment {self._segment.index}"
             raise ValueError(f"{what}: got {tokens} of {length} tokens")

@@ -8,7 +8,7 @@ from kvbench.core.segments import ModelSpec, Segment
 
 
 class StepRead(NamedTuple):
-    """Read of one step: the tokens that come at once.
+    """Cache read of one step, the tokens of one pass.
 
     Attributes:
         after: tokens between the prompt and the step; negative for the prompt.

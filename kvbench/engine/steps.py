@@ -51,5 +51,5 @@ class Steps:
         self._queries[key].index_copy_(3, self.filled, new)
 
     def read_queries(self, sequences: int, layer: int) -> Tensor:
-        """Return a layer's queries of the segment's tokens so far, [S, H, query heads per KV head, T, D]."""
+        """Return a layer's queries stored in this segment, [S, H, query heads per KV head, T, D]."""
         return self._queries[sequences, layer][:, :, :, : self.count]

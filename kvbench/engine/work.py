@@ -51,7 +51,7 @@ class Work(NamedTuple):
 
 
 def list_steps(spec: ModelSpec, *, at_once: bool = False) -> Steps:
-    """Return the steps of a generation: causal segments after the prompt token by token, unless all come `at_once`."""
+    """Return a generation's steps: one per segment; unless `at_once`, one per token in later causal segments."""
     rows = []
     for segment in spec.segments:
         single = segment.causal and segment.index > 0 and not at_once

@@ -105,7 +105,7 @@ class ScoredText:
         return "row" if len(set(self.groups)) == 1 else "scale"
 
     def name_token(self, token: int) -> str:
-        """Return the characters of a token, or `#` and its id if they are unknown."""
+        """Return the characters of a token, or `#` and its id if they are unknown or empty."""
         return self.words.get(int(token)) or f"#{int(token)}"
 
     def find_before(self, prompt: str, position: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Quest: a full cache of which each query reads the pages of highest bound (arXiv:2406.10774)."""
+"""Quest: a full cache; each query reads the pages of highest score bound (arXiv:2406.10774)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -138,7 +138,7 @@ class TextFeatures:
 
 
 class LeastWork(NamedTuple):
-    """Work of a generation beside attention that no implementation of the model avoids.
+    """Minimum work of a generation except attention, for any implementation of the model.
 
     Attributes:
         layers: parameters of the matrix products of every token.

@@ -99,11 +99,11 @@ class ChatTokenizer(TextTokenizer):
         self._reader = _open_reader(path)
         self._thinking, self._chat = thinking, chat
         if chat and self._reader.chat_template is None:
-            raise ValueError("it has no chat template")
+            raise ValueError("no chat template")
         self._template = _fix_date(self._reader.get_chat_template()) if chat else None
         end, pad = self._reader.eos_token_id, self._reader.pad_token_id
         if end is None and not stops:
-            raise ValueError("it has no token that ends an answer")
+            raise ValueError("no end-of-answer token")
         others = [pad] if stops is None else stops
         self.ends = tuple(dict.fromkeys(token for token in (end, *others) if token is not None))
         self.pad, self.begin = self.ends[0] if pad is None else pad, self._reader.bos_token_id
@@ -188,7 +188,7 @@ class WordTokens(TextTokenizer):
         self._pattern = re.compile("|".join(map(re.escape, longest)))
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, at each position the longest matching word.
+        """Return the token ids of a prompt by greedy longest match.
 
         Raises:
             ValueError: a part of the prompt is not a word.

@@ -101,7 +101,7 @@ def draw_tokens(
     drawn = head.begin(DrawnTokens.open(outputs, rotation[first.end - 1 : -1]))
     if cache.repetitions is not None:
         drawn = cache.repetitions.hold(drawn)
-    # After long-lived tensors, which would otherwise be allocated inside the reserved block.
+    # After long-lived tensors are allocated, which would otherwise lie inside the reserved block.
     reserve(activations, device)
     numbers = transformer.config.choices if head.numbers is None else head.numbers
     with (

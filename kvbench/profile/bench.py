@@ -190,7 +190,7 @@ class Bench:
         return {c.name: run_or_none_if_oom(partial(self._split_phases, c, batch)) for c in candidates}
 
     def _split_phases(self, candidate: Candidate, batch: int) -> ProfileRow:
-        """Time phases by launches and, if latencies use recorded graphs, by their replays too."""
+        """Return attention paths and the times of phases: by launches and, with CUDA graphs, by replays."""
         phases = Phases(self._stream)
         cache = self._make_cache(candidate, None)
         # This generation also builds the tables of the schedule.

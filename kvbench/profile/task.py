@@ -7,11 +7,11 @@ Contents of `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (schema 1
                             a token budget
     weights, parameters     `files` or `random`; of transformer and tokenizer
     calibration             origin of the method's calibration; null if it needs none
-    config, provenance      the whole configuration; code, versions, device, gpu, cpu, threads, start
+    config, provenance      the whole configuration; `kvbench.runs.record.provenance.provenance`
     cache_dtype             of stored keys and values
     rows[]                  per batch size and cache:
       batch, cache          prompts at a time; name of the method (`full` for the full cache)
-      status                `ok`, `out of memory`, or `left out` because a smaller batch was out of memory
+      status                `ok`; `out of memory`, or `left out` (a smaller batch was): unmeasured fields are missing
       first_seconds         the first generation, which builds the schedule and compiles kernels
       latency               {median, p10, p90, seconds[]} of one batch
       seconds_per_image, images_per_second, tokens_per_second, ratio_to_full (of medians; null without the full cache);
@@ -24,7 +24,7 @@ Contents of `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (schema 1
       attention             [{path, segments[], calls, others{path: reason}}]: attention paths of a generation
       phases                {seconds{text, recorded, transformer, cache, decode, rest}, total}: a separate generation,
                             run as for latencies; `recorded` is what CUDA graphs replay
-      phases_by_launches    phases by launches, which tell transformer and cache apart; null without CUDA graphs
+      phases_by_launches    phases by launches, which separate transformer and cache; null without CUDA graphs
     largest                 {cache: prompts} that fit the GPU; null if not requested
     operators               [{name, calls, self_seconds}] of one traced batch of the method; null if not requested
 """

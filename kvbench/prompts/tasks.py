@@ -91,7 +91,7 @@ class Needles(Task):
         check_range("prompts.queries", self.queries, 1, self.keys)
 
     def draft(self, rng: Random, texts: Iterator[str]) -> tuple[Draft, list[str]]:
-        """Return a question for the first of randomly ordered keys, and their numbers."""
+        """Return a draft that asks for the first `queries` of randomly ordered keys, and their numbers."""
         pairs = rng.sample([*product((ASKED_SUBJECT, *SUBJECTS), CITIES)], self.keys)
         keys = [subject.format(city) for subject, city in pairs]
         numbers = [str(number) for number in rng.sample(range(1000, 10000), self.keys * self.values)]

@@ -47,7 +47,7 @@ class RoomWalk:
 
     WORDS_OF_A_MOVE: ClassVar[int] = 3
     WORDS_BESIDE_DOORS: ClassVar[int] = 1 + 3 * WALKERS
-    """Number of words of a problem except those of doors."""
+    """Number of words of a problem except doors and the rooms behind them."""
     WORDS_OF_ANSWER: ClassVar[int] = 1 + WALKERS
     """Maximum number of words after the moves."""
 

@@ -9,7 +9,7 @@ from kvbench.core.files import write_whole
 NAMING = ("model", "method", "prompts", "budget", "budget_unit", "seed", "cache_dtype", "storage", "noise")
 """Keys of a configuration that are part of a run's name."""
 SUFFIX = ".keys.jsonl"
-"""End of the file's name, in place of `.csv`."""
+"""Suffix of the file's name, in place of the table's `.csv`."""
 
 Composed = tuple[str, Sequence[str], Mapping[str, object]]
 """Name of a row, the overrides that compose it, and the configuration that they composed for its table."""

@@ -89,7 +89,7 @@ def list_settings(known: Sequence[tuple[Results, Mapping[str, object]]]) -> list
 
 
 def read_settings(run: Results) -> dict[str, object]:
-    """Return the settings by which tables tell runs apart, and the run's weights, seeds and code.
+    """Return the settings that identify runs in tables, and the run's weights, seeds and code.
 
     Settings of the method have no prefix; an inner method is named by its class, with its settings by dotted path.
     Settings without effect, and those of `NAMED_ELSEWHERE`, are left out.

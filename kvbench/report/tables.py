@@ -164,7 +164,7 @@ def mark_interval(metric: Metric, prompts_only: str = PROMPTS_ONLY, df: str = " 
 
 
 def format_number(value: float, digits: int) -> str:
-    """Return a number with a fixed number of decimals, without a minus before zero."""
+    """Return a number as text with `digits` decimals, without a minus before zero."""
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
@@ -217,9 +217,9 @@ def _escape_cell(text: str) -> str:
 
 
 def format_csv(rows: Sequence[Row]) -> str:
-    """Return rows, at least one, as CSV: value and interval of each metric, with all digits.
+    """Return one or more rows as CSV: value and interval of each metric, with all digits.
 
-    A metric over several runs has two columns more: degrees of freedom and method of its interval.
+    A metric over several runs has two more columns: degrees of freedom and method of its interval.
     """
     columns: list[str] = []
     for name in rows[0]:

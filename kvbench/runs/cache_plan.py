@@ -81,9 +81,9 @@ def find_packing(settings: Settings, method: Method) -> Packing | None:
 
 
 def read_budget(settings: Settings, model: Model, method: Method, packing: Packing | None) -> Budget:
-    """Return the configured budget, in tokens or in bytes of keys and values as they are stored.
+    """Return the configured budget, in tokens, or in bytes of keys and values as stored.
 
-    Its capacity fits whatever the method keeps.
+    The capacity in tokens of a budget in bytes fits whichever tokens the method keeps.
 
     Raises:
         ValueError: the configured value is not a valid budget.

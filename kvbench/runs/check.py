@@ -121,7 +121,7 @@ def _has_grid(method: Mapping[str, object]) -> bool:
 
 
 def _check_prompts(job: Job, prompts: Sequence[Prompt]) -> None:
-    """Refuse prompts that the model cannot take; the message names the line of the file and cuts long prompts."""
+    """Raise ConfigError for a prompt that the model rejects; it names the file's line and cuts long prompts."""
     try:
         job.model.check_prompts([prompt.text for prompt in prompts])
     except ValueError:

@@ -102,7 +102,7 @@ CHOSEN = r"""
 method | defaults: [h2o, _self_]~recent: ${method.recent} | method.recent: its value refers to itself;
 method | defaults: [h2o, _self_]~recent: ${method.nope} | method.recent: Interpolation key 'method.nope'
 method | _target_: kvbench.methods.h2o.H2O~nope: 1 | method.nope: no such key; there are
-method | _target_: 7 | method._target_=7: is not a class path
+method | _target_: 7 | method._target_=7: must be the dotted path of a class
 model | defaults: [infinity_tiny, _self_]~transformer:~  new: ??? | model.transformer.new: missing;
 sweeps | hydra: {sweeper: {params: {method: '${hydra.sweeper.params.method}'}}} | hydra.sweeper.params.meth
 sweeps | hydra: {sweeper: {params: {nokey: '1,2'}}} | nokey: no such key

@@ -180,7 +180,7 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, runs: Path) -> None:
     with pytest.raises(ConfigError, match="holds no finished runs"):
         export_frames(tmp_path, "csv")
     assert kvbench.runs_df(tmp_path).is_empty()
-    with pytest.raises(ConfigError, match=r"fake: is not a finished run; it has no results\.json"):
+    with pytest.raises(ConfigError, match=r"fake: has no results\.json; finish the run first"):
         kvbench.samples_df([runs / "fake"])
     write(tmp_path, made_up("a", 0.1, {}))
     [path] = tmp_path.rglob("results.json")

@@ -234,7 +234,7 @@ def test_padding_that_cannot_be_is_refused() -> None:
             cache.reset(2, padding)
     cache.reset(2, [1, 0])
     cache.begin(spec.segments[0])
-    with pytest.raises(ValueError, match="padded prompts must come at once: got 2 of 6 tokens"):
+    with pytest.raises(ValueError, match="padded prompts need one pass: got 2 of 6 tokens"):
         cache.attend(0, *torch.zeros(3, 2, 3, 2, D))
     scales = ModelSpec("scales", 2, 3, D, next_scale([(2, 2), (3, 3)]), 1)
     with pytest.raises(ValueError, match="scales: only prompts of next-token models can be padded"):

@@ -108,7 +108,7 @@ def test_decoding_is_the_inverse_of_encoding() -> None:
         ({"token_type": [1]}, "token_type is not a list of 257"),
         ({"eos_token_id": 999}, "eos_token_id is 999"),
         ({"add_eos_token": True}, "tokenizer.ggml.add_eos_token is True"),
-        ({}, "no token that ends"),
+        ({}, "no end-of-answer token"),
     ],
 )
 def test_what_is_not_known_is_refused_in_one_line(

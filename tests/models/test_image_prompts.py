@@ -116,9 +116,9 @@ def test_texts_have_their_own_length_whatever_the_file_remembers(owner: str, tmp
 SIZES = "its image tokens are not 8192 codes from id 4 on"
 LAST = spell(int(lumina.golden()["bpe2img"][8195]))
 OTHERS: list[tuple[str, dict[str, Any], str]] = [
-    ("Janus-Pro", {"special": CHAT[:2]}, f"it has no token {JANUS[2]}"),
+    ("Janus-Pro", {"special": CHAT[:2]}, f"no token {JANUS[2]}"),
     ("Lumina-mGPT", {"special": {k: v for k, v in RESERVED.items() if k != "<racm3:break>"}},
-     "it has no token <racm3:break>"),
+     "no token <racm3:break>"),
     ("Lumina-mGPT", {"special": RESERVED | {"<reserved08706>": 8711, "<reserved08707>": 8710}},
      "its token <reserved08706> has id 8711, not 8710"),
     ("Lumina-mGPT", {"special": RESERVED | {"<reserved08824>": 8900}},
@@ -126,7 +126,7 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [
     ("Lumina-mGPT", {"codes": name_codes(8191)}, SIZES),
     ("Lumina-mGPT", {"codes": name_codes() | {LAST: 8900}}, SIZES),
     ("Lumina-mGPT", {"codes": name_codes(8191) | {spell(8192): 8195}}, SIZES),
-    ("Emu3", {"lacking": ("<|image token|>",)}, r"it has no token <\|image token\|>"),
+    ("Emu3", {"lacking": ("<|image token|>",)}, r"no token <\|image token\|>"),
     ("Emu3", {"words": {"<|visual token 000003|>": 900}}, "its image tokens are not 64 codes from id 265 on"),
     ("Emu3", {"words": {"<|visual token 000064|>": 329}}, "its image tokens are not 64 codes from id 265 on"),
 ]  # fmt: skip
@@ -154,8 +154,8 @@ def test_what_is_no_tokenizer_is_refused(owner: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "reason"),
     [
-        ("Lumina-mGPT", "<reserved08706>", "<reserved08706> as one token"),
-        ("Emu3", "<|image start|>", r"<\|image start\|> and <\|image token\|> as one token"),
+        ("Lumina-mGPT", "<reserved08706>", "<reserved08706> is not one token"),
+        ("Emu3", "<|image start|>", r"<\|image start\|> and <\|image token\|> are not one token each"),
     ],
 )
 def test_special_tokens_that_are_read_as_text_are_refused(
@@ -165,7 +165,7 @@ def test_special_tokens_that_are_read_as_text_are_refused(
     plain = json.loads(path.read_text())
     plain["added_tokens"] = [one for one in plain["added_tokens"] if one["content"] != name]
     path.write_text(json.dumps(plain))
-    with pytest.raises(WeightsError, match=f"it does not encode {reason}"):
+    with pytest.raises(WeightsError, match=rf"\({reason}\)"):
         read(owner, path)
 
 

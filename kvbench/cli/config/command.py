@@ -1,4 +1,4 @@
-"""Words of a command line, parsed once."""
+"""Parsed arguments of a command line."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from kvbench.core.config import ConfigError
 
 MULTIRUN = ("-m", "--multirun")
 BESIDE = "beside."
-"""Prefix of the keys of jobs beside a sweep."""
+"""Prefix of the keys of a sweep's reference jobs."""
 SHORT_FORMS = dict.fromkeys(("-v", "--verbose"), "verbose=true")
 """Options and words that abbreviate an override."""
 SWEEP_TASKS = ("work", "status", "report")

@@ -73,7 +73,7 @@ class CachingRepository(ConfigRepository):
 
 
 def compose_words(words: Sequence[str]) -> DictConfig:
-    """Compose a job of words and of the choices of its model's file, with Hydra's part; Hydra must be initialised.
+    """Compose a job, with its `hydra` node, from overrides and its model's defaults; Hydra must be initialised.
 
     Each combination of choices is composed once per process. Other values are set on a copy, as Hydra does after
     composition.
@@ -133,7 +133,7 @@ def find_model_choices(words: Sequence[str]) -> list[str]:
     key = (str(loader.get_search_path()), *groups, *chosen)
     if key not in _MODEL_CHOICES:
         keep_files()
-        # To compose all files only to read these keys would take three times as long.
+        # Composing all files only to read these keys would take three times as long.
         files = loader.compute_defaults_list("config", chosen, RunMode.RUN)
         choices, model = files.overrides.known_choices, dict[str, Any]()
         for file in files.defaults:

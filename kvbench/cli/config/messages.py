@@ -74,7 +74,7 @@ def _check_completion(words: Sequence[str]) -> str | None:
 
 
 def _list_added_words(words: Sequence[str]) -> list[str]:
-    """Return the overrides of a sweep in an added folder, without keys that words set; kvbench's own are valid."""
+    """Return an added folder's sweep overrides whose keys the command does not set; kvbench's own are valid."""
     if not find_added("sweeps", words):
         return []
     chosen = [word for word in words if word.startswith(("sweeps=", "hydra.searchpath="))]

@@ -31,7 +31,7 @@ OPTIONS = "-m, -v, --help, --version, --cfg, --info and --shell-completion"
 MAX_JOBS = 10**5
 """Maximum number of jobs of a sweep."""
 METHOD_GROUPS = ("method", "calibrate")
-"""Groups of keys that configure methods; jobs beside a sweep leave them out."""
+"""Groups of keys that configure methods; a sweep's reference jobs leave them out."""
 
 SWEEP, TABLE = "-m", "plan.table"
 """Readers of a key that are not tasks: a sweep of jobs, and a paper's table."""
@@ -306,12 +306,12 @@ def check_against(against: str, runs_dir: Path) -> None:
 
 
 def check_race(values: Mapping[str, object]) -> None:
-    """Check the names of a race's methods and of its metric before torch is imported; Hydra must be initialised.
+    """Check a race's methods and metric by name before torch is imported; Hydra must be initialised.
 
     Metrics that a comment in `conf/eval` names, and metrics of classes outside kvbench, are checked after the import.
 
     Raises:
-        ConfigError: a method or the metric is unknown, or the race has several shards or full caches only.
+        ConfigError: an unknown method, a missing or unknown metric, several shards, or only full caches.
     """
     methods, metric, shard = (values.get(key) for key in ("methods", "metric", "shard"))
     if not metric:

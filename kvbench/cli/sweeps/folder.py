@@ -91,14 +91,14 @@ def list_checked(cfg: DictConfig, folder: Path, jobs: Sequence[tuple[str, ...]])
 
 
 def _compose_shared(words: Sequence[str]) -> tuple[DictConfig, HydraConf, list[Override]]:
-    """Compose what the jobs of a sweep share; also return the parsed words."""
+    """Compose what the jobs of a sweep share; also return the parsed overrides."""
     parsed = parse_words(words)
     shared = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
     return *compose_job(shared), parsed
 
 
 def _list_jobs(hydra_cfg: HydraConf, parsed: Sequence[Override]) -> list[tuple[str, ...]]:
-    """Return the jobs of a sweep's words and file."""
+    """Return the overrides of each job of a sweep."""
     own = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
     return split_jobs(hydra_cfg.sweeper.params, own)
 

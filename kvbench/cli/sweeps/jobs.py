@@ -107,7 +107,7 @@ def label_sweep(folder: Path, choice: str | None) -> str:
 
 
 def find_named(runs_dir: Path, name: str) -> Path:
-    """Return the folder of the sweep with a name; of several, the latest sweep that got the name.
+    """Return the folder of the sweep named `name`; of several, the one that got it last.
 
     Raises:
         ConfigError: no sweep has the name.

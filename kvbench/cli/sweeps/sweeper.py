@@ -36,7 +36,7 @@ def split_product(overrides: Iterable[Override]) -> list[list[str]]:
 
 
 def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
-    """Return the overrides of every job of a sweep's configuration, with Hydra's part, in the order of its numbers."""
+    """Return the overrides of every job of a sweep, in order of job index; `config` includes the `hydra` node."""
     return split_jobs(config.hydra.sweeper.params, config.hydra.overrides.task)
 
 
@@ -47,7 +47,7 @@ def list_commands(config: DictConfig) -> list[list[str]]:
 
 
 def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the overrides of every job, in the order of its numbers.
+    """Return the overrides of every job, in order of job index.
 
     Keys about the whole sweep are left out, and so is the index of the GPU.
 

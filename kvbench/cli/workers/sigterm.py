@@ -13,7 +13,7 @@ TERMINATED = 128 + signal.SIGTERM
 INTERRUPTED = 128 + signal.SIGINT
 """Exit status after Ctrl-C, as in shells."""
 RESUME = "interrupted; run the same command again to resume"
-"""Line that a command prints when Ctrl-C ends it."""
+"""Line that a command prints when Ctrl-C or SIGTERM ends it."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -105,7 +105,7 @@ def _list_workers(logs: Sequence[WorkerLog], shown: int) -> Table:
 
 
 def _count_hours(logs: Sequence[WorkerLog]) -> str:
-    """Return the number of workers and their hours, GPU and CPU apart."""
+    """Return the numbers of working and ended workers, and their hours by GPU and CPU."""
     used = {"GPU-hours": [log for log in logs if log.device.startswith("cuda")]}
     used["CPU worker-hours"] = [log for log in logs if log not in used["GPU-hours"]]
     hours = [f"{sum(log.seconds for log in some) / 3600:.2f} {unit}" for unit, some in used.items() if some]

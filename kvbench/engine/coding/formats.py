@@ -18,7 +18,7 @@ from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.precision import Precision, find_stored_bits
 
 CODEBOOK_REVISION = 1
-"""Increased when equal codebooks store different values, so that old runs and calibrations are not reused."""
+"""Incremented when equal codebooks store other values; part of the identity of runs and calibrations."""
 
 CodebookTensors = Mapping[str, Tensor]
 """Codebooks by name (`keys_4`, `values_2`): levels [L, H, sources, D, 2^bits]; for 8 bits scale and zero [..., 2]."""

@@ -114,7 +114,7 @@ class PackedStorage(CacheBackend):
         segment: Segment,
         change: StorageChange,
     ) -> PackedStore:
-        """Return a layer's storage after a segment; tokens that are now due are quantised."""
+        """Return a layer's storage after a segment, with the tokens now due quantised."""
         self._record_decoded(store)
         due, placed = self._quant_ranges[segment.index], self._place(layer, store, segment, change)
         keys, values = (self._fold(x) for x in present)

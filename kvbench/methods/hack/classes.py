@@ -1,4 +1,4 @@
-"""Calibrations that classify heads as contextual or structural."""
+"""Calibrations of heads, and their classes: contextual or structural."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -27,7 +27,7 @@ def weigh_slots(
     *,
     averaged: bool,
 ) -> Tensor:
-    """Return the probabilities that the program selects by, float32 [rows, queries, slots].
+    """Return the official code's selection probabilities, float32 [rows, queries, slots].
 
     Raw scores are float32 [rows, queries, slots]; `alter` is the selector's change of them. Only slots that are
     `attended`, bool [rows, slots], have probabilities. (On R-KV's first call the program attends to all slots; in its

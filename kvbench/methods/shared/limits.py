@@ -19,7 +19,7 @@ class Limit(NamedTuple):
     wants: str = ""
 
     def check(self, name: str, value: float | None) -> None:
-        """Refuse a value out of range, including NaN, by a ValueError that names the setting; None passes."""
+        """Raise a ValueError that names the setting if its value is out of range or NaN; None is valid."""
         if value is not None and not self.low <= value <= self.high:
             range_ = f"be at least {self.low}" if self.high == inf else f"lie in {self.low}..{self.high}"
             raise ValueError(f"method.{name}={value}: {self.wants or f'must {range_}'}")

@@ -304,7 +304,7 @@ DEFAULT_WINDOW = 16
 
 
 def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | None = None) -> None:
-    """Refuse empty windows, grids that are not square, and even kernels, by a ValueError that names the setting.
+    """Raise a ValueError that names the setting for an empty window, a non-square grid, or an even kernel.
 
     Only the default window may exceed `max_size`, the tokens of the largest segment; None for no limit.
     """
@@ -313,7 +313,7 @@ def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | 
     if max_size is not None and size > max(max_size, DEFAULT_WINDOW):
         raise ValueError(f"method.window={size}: the largest segment has {max_size} tokens; use fewer")
     if kind == "grid" and int(size**0.5) ** 2 != size:
-        raise ValueError(f"method.window={size}: a grid has a square number such as 16")
+        raise ValueError(f"method.window={size}: a grid needs a square number, such as 16")
     if kernel < 1 or kernel % 2 == 0:
         raise ValueError(f"method.kernel={kernel}: must be odd and positive")
 

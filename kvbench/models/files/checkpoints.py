@@ -18,7 +18,7 @@ from kvbench.models.files.gguf_decoder import list_tensors
 
 State = dict[str, Tensor]
 Clean = Callable[[Mapping[str, object]], State]
-"""Maps a file's contents to a module's state, which has the module's names and no others."""
+"""Conversion of a file's contents to a module's state, with exactly the module's names."""
 LAYER = re.compile(r"(?:.*\.)?(?:layers|blocks|block_chunks)\.\d+(?:\.module\.\d+)?(?=\.)")
 """Prefix of the names of a transformer layer's parameters in published files."""
 GGUF = ".gguf"

@@ -147,5 +147,5 @@ def _find_kind(file: Gguf) -> str:
 def _find_strings(file: Gguf, name: str) -> list[str]:
     found = file.metadata.get(f"tokenizer.ggml.{name}")
     if not isinstance(found, list) or not found or not isinstance(found[0], str):
-        raise ValueError(f"it has no tokenizer: tokenizer.ggml.{name} is not a list of strings")
+        raise ValueError(f"no tokenizer: tokenizer.ggml.{name} must be a list of strings")
     return found  # type: ignore[return-value]  # an array's values are of one type

@@ -96,7 +96,7 @@ def read_lumina(path: Path, config: LinedImageConfig) -> FramedTokens:
     prefix = [LUMINA[IMAGE], *(name_size(side)[1] for side in config.image)]
     read = _read_framed(reader, LUMINA[BEGIN], partial(write_request, image=config.image), prefix)
     if read("")[-4] != LUMINA[SEPARATOR]:
-        raise ValueError(f"it does not encode {SEPARATOR} as one token")
+        raise ValueError(f"{SEPARATOR} is not one token")
     codes = read_codes(
         reader.get_vocab(), "IMGIMG([A-J]+)Z", lambda name: int(name.translate(DIGITS)), 4, config.codes
     )
@@ -115,7 +115,7 @@ def read_emu3(path: Path, config: LinedImageConfig, suffix: str, negative: str) 
     read = _read_framed(reader, begin, partial(write_beginning, image=config.image))
     empty, unconditional = read(""), read(negative)
     if [empty[1], empty[-1]] != ends:
-        raise ValueError(f"it does not encode {EMU3[3]} and {EMU3[4]} as one token each")
+        raise ValueError(f"{EMU3[3]} and {EMU3[4]} are not one token each")
     first = config.vocabulary - config.codes
     codes = read_codes(reader.get_vocab(), r"<\|visual token (\d{6})\|>", int, first, config.codes)
     return FramedTokens(pad, lambda prompt: read(prompt + suffix), lambda _: [*unconditional], newline, codes)

@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class FramedTokens:
-    """Tokens of a prompt and of the frame around it, and of an image.
+    """Encoding of prompts in their frame, and tokens of an image.
 
     Attributes:
         pad: token that pads short prompts in front.
@@ -86,7 +86,7 @@ def find_token(reader: "Reader", name: str) -> int:
     """
     number: int | None = reader.token_to_id(name)
     if number is None:
-        raise ValueError(f"it has no token {name}")
+        raise ValueError(f"no token {name}")
     return number
 
 

@@ -28,7 +28,7 @@ MAX_LINES = 8
 OTHERS_GREY = "0.85"
 """Grey in which the other methods are drawn."""
 PANEL_LETTERS, LINE_LETTERS = 45, 7
-"""Characters of the legend that fit under a panel, and the width of a line sample in characters."""
+"""Widths in characters: of the legend under a panel, and of a line sample."""
 
 
 class Point(NamedTuple):

@@ -1,4 +1,4 @@
-"""Tables of measured and published values at the end of a sweep, with the paper's figure."""
+"""A sweep's measured values beside published ones: tables, and plots of the paper's figure."""
 
 import re
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ def list_rows(name: str, specs: Specs) -> Iterator[tuple[ModelSpec, str, Publish
 
 
 def prints_as(value: float, text: str) -> str | None:
-    """Return how a value gives a printed number: `rounded`, `cut off`, or None if it does not."""
+    """Return how a value prints as `text`: `rounded`, `cut off`, or None if it does not."""
     unit = Decimal(1).scaleb(-count_digits(text))
     for rounding, name in ((ROUND_HALF_UP, "rounded"), (ROUND_DOWN, "cut off")):
         if Decimal(value).quantize(unit, rounding) == Decimal(text):

@@ -30,7 +30,7 @@ class Timing:
 
     Attributes:
         profile: contents of the file.
-        row: the row of the cache and batch size.
+        row: entry of its `rows` for the cache and batch size.
     """
 
     profile: Mapping[str, Any]

@@ -22,7 +22,7 @@ MAX_BINS = 32
 
 
 class TokenSource(NamedTuple):
-    """Label of the tokens at positions `start` to `stop`."""
+    """Labelled tokens at positions `start` to `stop`, exclusive."""
 
     label: str
     start: int

@@ -109,7 +109,7 @@ def average_steps(traces: Sequence[Sequence[Step]]) -> tuple[Step, ...]:
 
 
 def average_step(steps: Sequence[Step]) -> Step:
-    """Return the unweighted mean of several sequences' contents after one segment."""
+    """Return the mean contents of several sequences after a segment; `tokens` is the largest, `n` the sum."""
     return Step(
         tokens=max(step.tokens for step in steps),
         held=fmean(step.held for step in steps),

@@ -180,9 +180,9 @@ def test_bad_folders_are_one_line(
         (["psnr,"], "empty name: no such metric or group; choose from agreement"),
         (["ssim", "--set", "batch"], "--set batch: NAME=VALUE is needed"),
         (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be at least 1"),
-        (["ssim", "--out", __file__], "is not a folder that can be written to: "),
-        (["ssim", "--out", f"{__file__}/results"], "is not a folder that can be written to: "),
-        (["psnr", "--out", "/proc/kvbench"], "--out /proc/kvbench is not a folder that can be written to"),
+        (["ssim", "--out", __file__], "is not a folder); name another folder"),
+        (["ssim", "--out", f"{__file__}/results"], "is not a folder); name another folder"),
+        (["psnr", "--out", "/proc/kvbench"], "--out /proc/kvbench cannot be written to ("),
         (["psnr", "--device", "tpu9"], "--device tpu9: torch has no such device; give cpu or cuda"),
     ],
 )

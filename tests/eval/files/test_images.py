@@ -94,13 +94,13 @@ def test_separators_of_paragraphs_end_no_line(tmp_path: Path) -> None:
     ("harm", "message"),
     [
         (lambda run: (run / "images/000001.png").unlink(), r"missing images of samples\.jsonl: 000001\.png"),
-        (lambda run: (run / "images/000009.png").touch(), r"images that samples\.jsonl lacks: 000009\.png"),
+        (lambda run: (run / "images/000009.png").touch(), r"images not in samples\.jsonl: 000009\.png"),
         (lambda run: put(run, read(run)[:-20], record=False), r"000001\.png is not the recorded file"),
         (lambda run: (run / "samples.jsonl").write_text('{"index": 0'), "line 1: JSONDecodeError"),
         (lambda run: edit(run, lambda lines: lines[1].pop("seed")), "line 2: KeyError 'seed'"),
         (
             lambda run: edit(run, lambda lines: lines.append({**lines[0], "seed": 5})),
-            "line 4: index 0 appears twice",
+            "line 4: index 0 has two different records",
         ),
         (lambda run: edit(run, list.clear), "holds no samples"),
         (lambda run: (run / "samples.jsonl").unlink(), "samples.jsonl is missing"),

@@ -59,7 +59,7 @@ def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
 
 
 def find_file(key: str, text: str, folder: Path | None) -> str:
-    """Return the path of a file of kvbench, or of the file or folder of the same name in the user's folder.
+    """Return the path of a packaged file, or of the file or folder of the same name in the user's folder.
 
     Raises:
         ConfigError: `text` is not a file of kvbench, and the user's folder has none of its name.

@@ -112,7 +112,7 @@ def check_code(job: Job, recorded: Mapping[str, Any], folder: Path) -> Iterator[
 
 
 def check_name(job: Job, calibrations: Calibrations, results: Results, name: str) -> Iterator[Finding]:
-    """Yield a finding if the name of a run or of its reference differs from the name for its configuration here."""
+    """Yield findings if folder, results.json and this code name the run or its reference differently."""
     ours = identify(job, calibrations)
     if RunName.of(name) != (ours.label, ours.hash) or results.run != name:
         text = f"the folder is called {name}, {FILE} is of {results.run:.80}, and the configuration gives"

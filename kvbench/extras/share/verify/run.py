@@ -93,7 +93,7 @@ def _draw(
     findings += check_name(job, calibrations, results, folder.name)
     budget = prepare_method(job, calibrations.artifact)
     findings += check_summary(job, records, budget, results)
-    # A generated text may end anywhere in another arithmetic.
+    # With other rounding a generated text may have another length.
     lengths = None if kind is TEXTS else predict_row_lengths(job.cache_plan.spec, job.method)
     rule = Rule(exact, from_shapes=lengths is not None)
     starts = sorted({index // size * size for index in chosen})
