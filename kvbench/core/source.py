@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from threading import Lock
 from types import FunctionType, ModuleType
 
 from kvbench.core.files import hash_content, hash_values, read_bytes
@@ -20,6 +21,8 @@ CONSTANTS = (bool, int, float, str, tuple)
 UNREAD_FIELDS = frozenset({"kind", "type_comment", "type_ignores"})
 """Fields of syntax trees without effect on what runs."""
 NOTEBOOK = "__main__"
+PARSING = Lock()
+"""Held while a file is parsed: CPython 3.11 counts the depth of the trees of all threads together (gh-106905)."""
 
 Source = tuple[Path | None, bytes]
 """File of a module, None for the cells of a notebook, and its content as this process imported it."""
@@ -157,7 +160,8 @@ def read_tree(name: str, path: Path | None, content: bytes) -> tuple[str, frozen
     The digest is of the syntax tree, without comments, formatting and docstrings.
     """
     try:
-        tree = ast.parse(content) if path is None or path.suffix == ".py" else None
+        with PARSING:
+            tree = ast.parse(content) if path is None or path.suffix == ".py" else None
     except (SyntaxError, ValueError):  # an optional file that no process can import
         tree = None
     if tree is None:

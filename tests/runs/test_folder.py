@@ -76,7 +76,7 @@ def test_no_folder_of_a_hundred_thousand_samples_has_more_than_a_thousand_entrie
     assert (merged.added, merged.problem) == (6, None)
     assert ImageSet(tmp_path / "elsewhere/m" / folder.path.name).digest == opened.digest
     (folder.path / "images/001500/001732.png").touch()
-    with pytest.raises(SampleSetError, match=r"images that samples\.jsonl lacks: 001500/001732\.png"):
+    with pytest.raises(SampleSetError, match=r"images not in samples\.jsonl: 001500/001732\.png"):
         ImageSet(folder.path)
 
 
