@@ -100,7 +100,7 @@ class Counter:
         self.pairs += self._all
 
     def select(self, view: View) -> Tensor | None:
-        """Return the method's selection; its pairs replace those of dense attention in the count."""
+        """Return the method's selection, and count its pairs instead of all pairs."""
         selection = self._select(view)
         if selection is not None:
             self.pairs += int((selection & (view.position >= 0)).sum()) * self._queries - self._all

@@ -71,7 +71,7 @@ def attend_in_parts(
     merged in float32. Libraries first round their output to q's dtype, so 16-bit outputs are rounded once for each part
     of a library and once at the end (docs/laboratory.md, "Rounding in parts").
 
-    Arguments are those of `ragged_attention`; `library` is called to read the past with its variable-length attention.
+    It takes the arguments of `ragged_attention`; `library` is the variable-length attention that reads the past.
     """
     layout, (out, lse) = past.layout, fused_attention(q, k, v, scale, causal=causal)
     state = out.to(dtype or q.dtype), lse

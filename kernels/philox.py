@@ -13,7 +13,7 @@ WORD = 0xFFFFFFFF
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
-"""Key increments of Philox 4x32; these, `ROUNDS` and `MULTIPLIERS` are those of Random123."""
+"""Key increments of Philox 4x32; Random123 has the same increments, `ROUNDS` and `MULTIPLIERS`."""
 PIECE = 2**14
 """Blocks of four integers that are computed at a time, so that they stay in a processor's cache."""
 DRAW, CODES, BITS, MIXTURE, CANDIDATES = range(5)

@@ -32,7 +32,7 @@ GROUPS = ("model", "method", "protect", "windows", "storage", "prompts")
 
 
 def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
-    """Return the choice in each of `GROUPS`: an override's, the model's default, or that of conf/config.yaml."""
+    """Return the choice in each of `GROUPS`: from an override, the model's file or conf/config.yaml."""
     defaults = _read(CONF / "config.yaml")["defaults"]
     usual = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
     given = dict(override.split("=", 1) for override in overrides)

@@ -36,7 +36,7 @@ ColorOf = Callable[[Sequence[Instance], str], Sequence[str | None]]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds, by default those of the official code.
+    """Thresholds; the defaults are the official code's.
 
     Attributes:
         threshold: score that a detection must exceed.

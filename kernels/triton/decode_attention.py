@@ -35,7 +35,7 @@ def decode_kernel(
 ):  # fmt: skip
     """Attend and append one token. Grid: sequence and share of the keys (fastest), rank of the row by length.
 
-    Strides count `UNIT` elements; `scale` includes log2(e). Results are those of `softmax.store_state`.
+    Strides count `UNIT` elements; `scale` includes log2(e). `softmax.store_state` stores the results.
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row = tl.load(order + tl.program_id(1)).to(tl.int64)

@@ -40,7 +40,7 @@ def past_kernel(
 
     `past_keys` and `past_values` are descriptors of all slots of all sequences, [B slots, D]. Strides count `UNIT`
     elements; `scale` includes log2(e). With RESUME the first share starts from the state in `out` and `state` float32
-    [B, R, M]. Results are those of `softmax.store_state`.
+    [B, R, M]. `softmax.store_state` stores the results.
     """
     row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)
     query, inside, channel, fits, q_tile = load_queries(

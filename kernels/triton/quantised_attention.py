@@ -128,7 +128,7 @@ def quantised_kernel(
 
     Strides of q and out count `UNIT` elements, strides of tables count entries; `scale` includes log2(e); sequence b
     reads sequence b % `stored`. With RESUME the first share starts from the state in `out` and `state` float32
-    [B, R, M]. Results are those of `softmax.store_state`.
+    [B, R, M]. `softmax.store_state` stores the results.
     """
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
     batch = (tl.program_id(1) // splits).to(tl.int64)

@@ -40,7 +40,7 @@ def attention_kernel(
     """Attend. Grid: query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
     Rows are the heads of one sequence, or, if sequences keep different slots, of all sequences with a batch of 1.
-    Strides count `UNIT` elements; `scale` includes log2(e). Results are those of `softmax.store_state`.
+    Strides count `UNIT` elements; `scale` includes log2(e). `softmax.store_state` stores the results.
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
@@ -28,9 +29,6 @@ from kvbench.core.config import ConfigError
 from kvbench.core.settings import TASKS
 from kvbench.core.suggestions import find_near
 from kvbench.runs.record.sweeps import read_entries
-
-CHECK_JOBS = "kvbench.cli.tasks.check:check_jobs"
-"""Check of a sweep's jobs, which imports torch."""
 
 
 def main() -> None:
@@ -100,8 +98,7 @@ def show_help(command: Command) -> bool:
 
 def run_jobs(words: list[str]) -> None:
     """Check the jobs of a sweep, and run them."""
-    if jobs := announce(words):
-        load(CHECK_JOBS)(jobs)
+    check_first(announce(words))
     if (problem := check_arguments(["-m", *words])) is not None:
         stop(problem)
     with hydra_of_kvbench():
@@ -126,6 +123,12 @@ def run_by_hydra(arguments: list[str]) -> None:
     _run_by_hydra()
 
 
+def check_first(jobs: Sequence[Sequence[str]]) -> None:
+    """Check the jobs of a sweep, which imports torch; do nothing without jobs."""
+    if jobs:
+        load("kvbench.cli.tasks.check:check_jobs")(jobs)
+
+
 def run_on_sweep(words: list[str]) -> None:
     """Run a task on a sweep as a whole: work on its jobs, control them, show their status or report their runs."""
     with hydra_of_kvbench():
@@ -139,8 +142,7 @@ def run_on_sweep(words: list[str]) -> None:
         if cfg.task != "work":
             run_task(cfg)
             return
-        if jobs := list_checked(cfg, folder, [entry.overrides for entry in read_entries(folder)]):
-            load(CHECK_JOBS)(jobs)
+        check_first(list_checked(cfg, folder, [entry.overrides for entry in read_entries(folder)]))
         run_workers(cfg, hydra_cfg.runtime.choices, list_worker_words(cfg, words))
 
 

@@ -37,7 +37,7 @@ from kvbench.runs.score.scoring import (
     check_weights,
     find_pending,
 )
-from kvbench.runs.score.tracker import reporting_failure
+from kvbench.runs.score.tracker import check_logger, reporting_failure
 
 log = logging.getLogger(__name__)
 Opened = Callable[[Path, int], object]
@@ -139,8 +139,7 @@ def _begin(job: Job) -> None:
     """Check a job before any long work, and load its model."""
     check_evaluators(job.evaluators, job.settings.require)
     check_job(job)
-    if (check := getattr(job.logger, "check", None)) is not None:
-        check()
+    check_logger(job.logger)
     identify_engine()  # refuses a file that was edited after its import, before anything is written
     load(job)
 

@@ -11,7 +11,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.merging import MergePlan, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.method import HardKV, Merge, Select
 from kvbench.methods.shared.view import View
-from tests.support.engine import close, listening, open_cache, prepared, run, tokens_of
+from tests.support.engine import close, listening, note_calls, open_cache, prepared, run, tokens_of
 from tests.support.goldens import load_golden
 from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC
 
@@ -82,19 +82,13 @@ def watch(
         queries=ASKS, window=LATEST, kernel=KERNEL, select=select, merge=merge, watch_lse=lse, start=0.3
     )
     prepared(method, SPEC, budget)
-    worth: dict[tuple[int, int], list[dict[int, float]]] = {}
-    inner = method.score
-
-    def listen(view: View) -> Tensor:
-        found = inner(view)
-        rows = zip(view.position.tolist(), found.tolist(), strict=True)
-        worth[view.layer, view.segment.index] = [dict(zip(*row, strict=True)) for row in rows]
-        return found
-
-    method.score = listen  # type: ignore[method-assign]
-    asked = listening(method)
+    scored, asked = note_calls(method, "score"), listening(method)
     cache = KVCache(SPEC, method, dtype=torch.float32)
     out = run(cache, inputs)
+    worth = {}
+    for view, scores in scored:
+        rows = zip(view.position.tolist(), scores.tolist(), strict=True)
+        worth[view.layer, view.segment.index] = [dict(zip(*row, strict=True)) for row in rows]
     return Seen(out, cache, {(one.layer, one.scale): one.ids() for one in asked}, worth)
 
 

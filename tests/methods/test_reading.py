@@ -16,6 +16,7 @@ from kvbench.engine.coding.formats import Packing
 from kvbench.methods.full import Full
 from kvbench.methods.hack.plus_plus import HACKPlusPlus
 from kvbench.methods.quest import Quest, bound_pages
+from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.view import View
 from kvbench.methods.sparvar import SparVAR
 from tests.support.engine import D, note_calls, open_cache, prepared, run, tokens_of
@@ -129,7 +130,9 @@ def test_counted_pairs_are_those_of_the_formula() -> None:
     one = replace(SCALES, layers=1, heads=1)
     assert count_pairs(one, prepared(Full(), one)) == sum(s.length * s.end for s in one.segments)
     read = HACKPlusPlus(attention_budget=20)
-    prepared(read, one, 1, read.needs().make_random_artifact(one))  # type: ignore[union-attr]
+    observer = read.needs()
+    assert isinstance(observer, Observer)
+    prepared(read, one, 1, observer.make_random_artifact(one))
     assert count_pairs(one, read) == sum(s.length * min(s.end, 20) for s in one.segments)
     text = replace(TEXT, heads=1, group=1)
     tokens = text.segments[-1].end

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from kvbench.models.base import FiniteCheck, NotFinite
 from kvbench.models.parts import layers
+from kvbench.models.parts.autoencoder import ImageTokenizer
 from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.layers import FeedForward, add_gated
 from kvbench.models.var import sampling
@@ -77,13 +78,13 @@ def test_images_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("kvbench.models.parts.decoding.PIXELS_PER_CALL", 2 * 3 * 4 * 25)
     seen: list[int] = []
 
-    class Enlarging:
+    class Enlarging(ImageTokenizer):
         def decode(self, latents: Tensor) -> Tensor:
             seen.append(len(latents))
             return F.interpolate(latents, scale_factor=5)
 
     latents = torch.linspace(-1, 1, 5 * 3 * 12).view(5, 3, 3, 4)
-    pixels = Decoding().decode(Enlarging(), latents, 5, "float32", "nearest")  # type: ignore[arg-type]
+    pixels = Decoding().decode(Enlarging(), latents, 5, "float32", "nearest")
     assert seen == [2, 2, 1]
     assert (pixels.shape, pixels.dtype) == ((5, 15, 20, 3), torch.uint8)
     expected = torch.linspace(0, 255, 5 * 3 * 12).round().view(5, 3, 3, 4)

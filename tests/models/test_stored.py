@@ -16,6 +16,7 @@ from kvbench.core.files import hash_path
 from kvbench.models.files import checkpoints, parameters, stored, weights
 from kvbench.models.files.checkpoints import WeightsError, split_layers
 from kvbench.models.files.mapped import list_file_maps, release_pages
+from kvbench.models.files.official_files import take_part
 from kvbench.models.files.parameters import Place
 from kvbench.models.files.weights import Source
 from kvbench.models.janus.files import clean_janus
@@ -39,7 +40,9 @@ def save_linear(path: Path, size: int = 2) -> Path:
 def load_linear(path: Path, size: int = 2, place: Place = parameters.to_float32) -> tuple[nn.Linear, str]:
     """A layer filled from a file, and the digest."""
     module = parameters.build_on_meta(lambda: nn.Linear(size, size))
-    return module, parameters.load_into(module, Source("key", str(path)), dict, place)  # type: ignore[arg-type]
+    return module, parameters.load_into(
+        module, Source("key", str(path)), lambda raw: take_part(raw, ""), place
+    )
 
 
 def test_digests_are_kept_for_a_file(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

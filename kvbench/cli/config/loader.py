@@ -132,16 +132,7 @@ def find_model_choices(words: Sequence[str]) -> list[str]:
     loader: Any = GlobalHydra.instance().config_loader()
     key = (str(loader.get_search_path()), *groups, *chosen)
     if key not in _MODEL_CHOICES:
-        keep_files()
-        # Composing all files only to read these keys would take three times as long.
-        files = loader.compute_defaults_list("config", chosen, RunMode.RUN)
-        choices, model = files.overrides.known_choices, dict[str, Any]()
-        for file in files.defaults:
-            if file.package in ("", "model"):
-                node = loader.repository.load_config(file.config_path).config
-                part = node if file.package else node.get("model") or {}
-                model.update((name, part[name]) for name in names if name in part)
-        model.update((one.key_or_group.partition(".")[2], one.value()) for one in files.config_overrides)
+        choices, model = _read_choices(loader, chosen, names)
         found = {group: MODEL_KEYS[group] for group in groups if choices.get(group) == USUAL_CHOICES[group]}
         if "eval" in found and choices.get("prompts") == "file" and model.get(FILE_METRICS) is not None:
             found["eval"] = FILE_METRICS
@@ -151,6 +142,25 @@ def find_model_choices(words: Sequence[str]) -> list[str]:
             if (choice := model.get(name)) is not None
         ]
     return _MODEL_CHOICES[key]
+
+
+def _read_choices(
+    loader: Any, words: Sequence[str], names: Sequence[str]
+) -> tuple[Mapping[str, object], dict[str, Any]]:
+    """Return the choice of each group, and the model's values of these names, after overrides.
+
+    Composing all files only to read these keys would take three times as long.
+    """
+    keep_files()
+    files = loader.compute_defaults_list("config", words, RunMode.RUN)
+    model: dict[str, Any] = {}
+    for file in files.defaults:
+        if file.package in ("", "model"):
+            node = loader.repository.load_config(file.config_path).config
+            part = node if file.package else node.get("model") or {}
+            model.update((name, part[name]) for name in names if name in part)
+    model.update((one.key_or_group.partition(".")[2], one.value()) for one in files.config_overrides)
+    return files.overrides.known_choices, model
 
 
 def _check_choice(group: str, key: str, choice: object) -> str:

@@ -30,6 +30,7 @@ from kvbench.report.collect import read_runs
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.score.tracker import check_logger
 
 COLOURS = {"ok": "green", "note": "yellow", "error": "red"}
 """Colour of each state in the table of findings."""
@@ -143,8 +144,7 @@ def _describe_place(place: str) -> str:
 
 
 def _describe_logger(logger: object) -> str:
-    if (check := getattr(logger, "check", None)) is not None:
-        check()
+    check_logger(logger)
     return type(logger).__name__
 
 

@@ -82,12 +82,10 @@ def build_job(
     if processes > 1:
         model.processes = join(processes, settings.device)
     others = choose_calibration(settings.calibrate, source, prompts)
-    if any(one.draft is not None or one.reading is not None for one in (*prompts, *others)):
-        prompts, others = fit_prompts(model, prompts), fit_prompts(model, others)
-        model = read_or_write(model, prompts, others)
+    prompts, others = fit_prompts(model, prompts), fit_prompts(model, others)
     return Job(
         settings=settings,
-        model=model,
+        model=read_or_write(model, prompts, others),
         method=instantiate(parts["method"]),
         method_name=method,
         prompts=prompts,

@@ -198,6 +198,16 @@ def _show_sample(module: Any, folder: Path, index: int) -> object:
         return module.Image(str(path))
 
 
+def check_logger(logger: object) -> None:
+    """Call a logger's method `check`, if it has one.
+
+    Raises:
+        ConfigError: the logger refuses its settings.
+    """
+    if (check := getattr(logger, "check", None)) is not None:
+        check()
+
+
 @contextmanager
 def reporting_failure(entry: str) -> Iterator[None]:
     """Log an error of a block that sends an entry, in one line; what was generated and scored is on disk."""

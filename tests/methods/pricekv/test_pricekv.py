@@ -65,7 +65,9 @@ def test_errors_are_those_of_masked_attention_under_h2o(spec: ModelSpec, sinks: 
 
 
 @both
-def test_oracle_errors_are_the_utilities_of_what_is_not_held(spec: ModelSpec) -> None:
+def test_oracle_errors_are_the_utilities_of_what_is_not_held(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Largest attention x share of the layer's ||W_o v|| of each past token, summed over what H2O dropped."""
     prompts, last = 2, len(spec.segments) - 1
     inputs = tokens_of(spec, prompts * spec.branches, groups=FOLD)
@@ -78,7 +80,7 @@ def test_oracle_errors_are_the_utilities_of_what_is_not_held(spec: ModelSpec) ->
         measure(view)
         held[view.segment.index, view.layer] = observer._masks[view.layer]
 
-    observer.measure = remember  # type: ignore[method-assign]
+    monkeypatch.setattr(observer, "measure", remember)
     found = observe(observer, spec, [inputs])["error"]
     expected = torch.zeros_like(found)
     for k, layer in np.ndindex(last + 1, spec.layers):

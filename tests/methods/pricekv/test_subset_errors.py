@@ -1,4 +1,4 @@
-"""What PriceKV by blocks calibrates: errors of sets of past blocks by masked attention, and of their precisions."""
+"""Calibration of PriceKV by blocks: errors of sets of past blocks by masked attention, and of their precisions."""
 
 from dataclasses import replace
 
