@@ -40,10 +40,10 @@ class Vocabulary:
         """
         words = text.lower().split()
         if unknown := [word for word in words if word not in self._ids]:
-            raise ValueError(
-                f"prompt {text!r}: the {self.name} vocabulary has no word {unknown[0][:40]!r}; "
-                f"{self._list_near(unknown[0])}"
-            )
+            known = " ".join([word for word in words if word in self._ids][: self.longest - 1])
+            hints = (self._list_near(unknown[0]), f"with its words alone: {known!r}" if known else "")
+            why = f"the {self.name} vocabulary has no word {unknown[0][:40]!r}"
+            raise ValueError("; ".join(filter(None, (f"prompt {text!r}: {why}", *hints))))
         if len(words) >= self.longest:
             raise ValueError(f"prompt {text!r}: {len(words)} words, at most {self.longest - 1} are allowed")
         return [*(self._ids[word] for word in words), END]
@@ -62,4 +62,4 @@ class Vocabulary:
         if len(self.words) <= MAX_LISTED:
             return f"it has {' '.join(self.words)}"
         near = get_close_matches(word[:40], self.words, n=5)
-        return f"nearest: {' '.join(near) or 'none'}"
+        return f"nearest: {' '.join(near)}" if near else ""
