@@ -1,7 +1,7 @@
 """Processor time and memory of `task=dashboard` and `task=report` for a folder of many generated runs.
 
 python -m benchmarks many_runs [2600] [--prompts 256] [--folder /tmp/many]
-Writes the runs if the folder has none (1.1 GB for 2600), then starts each task twice, each time in a new process:
+The runs are written if the folder has none (1.1 GB for 2600). Then each task starts twice, each time in a new process:
 the second finds what the first cached. Runs differ in model, method, budget and seed; their values are random.
 """
 

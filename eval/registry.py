@@ -114,7 +114,7 @@ def _leaves(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Setting
 
 
 def _read(text: str, before: object) -> object:
-    """Convert a string to the type of the previous value; a KeyError or ValueError if it does not fit."""
+    """Convert a string to the type of the previous value; raise KeyError or ValueError if it does not fit."""
     if isinstance(before, bool):
         return {"true": True, "false": False}[text.lower()]
     if isinstance(before, int | float):

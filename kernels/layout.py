@@ -251,7 +251,7 @@ def view_group(storage: Tensor, group: Group, more: int = 0) -> Tensor:
 def view_free_slots(storage: Tensor, layout: Layout, start: int, stop: int) -> Tensor:
     """Return free slots `start` to `stop` after each row, [batch, rows, stop - start, D].
 
-    A view if all rows are equally long, else a copy.
+    It is a view if all rows are equally long, else a copy.
     """
     if layout.uniform:
         return view_group(storage, layout.groups[0], stop)[:, :, layout.longest + start :]

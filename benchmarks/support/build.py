@@ -1,6 +1,6 @@
 """Objects from conf/*.yaml without Hydra, so that benchmarks need only torch and PyYAML.
 
-Supports the features of Hydra that conf/ uses: groups, `defaults` within a group, `_target_`, `${key}`,
+This module supports what conf/ uses of Hydra: groups, `defaults` within a group, `_target_`, `${key}`,
 `${oc.select:key,value}` and overrides `key=value`.
 """
 

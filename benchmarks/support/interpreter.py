@@ -10,8 +10,8 @@ def adapt_language_once() -> None:
     """Let the interpreter replace the functions of `triton.language` once per process.
 
     By default it searches the whole module at each launch and each function call of a kernel, half of the time of a
-    small launch, and tabulates NumPy's dtypes at each operation. Afterwards this process cannot compile kernels. Does
-    nothing without Triton.
+    small launch, and tabulates NumPy's dtypes at each operation. Afterwards this process cannot compile kernels. The
+    function does nothing without Triton.
     """
     if importlib.util.find_spec("triton") is None:
         return

@@ -96,7 +96,7 @@ def quantised(
 
 
 def mergers(dtype: torch.dtype, head_dim: int) -> list[Variant]:
-    """Return the merge of shares of a row's keys and the merge of two states."""
+    """Return the merge of splits of a row's keys and the merge of two states."""
     out, lse = empty(1, 1, 16, head_dim, dtype=dtype), empty(1, 1, 16)
     shares = empty(2, *out.shape), empty(2, *lse.shape)
     merge = list_launches("merge", merge_shares, *shares, out)

@@ -22,7 +22,7 @@ class Aesthetic(PromptScore):
     """`iqa[laion-aesthetic-v2]`: predicted rating of an image, about 1 to 10, without prompt or reference.
 
     OpenAI's ViT-L-14 with its own transform (shorter side to 224 pixels, PIL, bicubic, centre crop), unit length, then
-    the predictor's linear layers. Float32.
+    the predictor's linear layers. Arithmetic is in float32.
 
     Attributes:
         clip_path: path of CLIP's file, if it is neither in $KVBENCH_WEIGHTS nor in CLIP's cache.

@@ -117,7 +117,7 @@ def read_state(file: Path, *, scripted: bool = False) -> Mapping[str, Tensor]:
 
 
 def read_head(state: Mapping[str, Tensor], prefix: str, device: str) -> Callable[[Tensor], Tensor]:
-    """Return a function from vectors float32 [N, D] to ratings [N]; a KeyError if one of its layers is missing.
+    """Return a function from vectors float32 [N, D] to ratings [N]; raise KeyError if one of its layers is missing.
 
     `prefix` begins the layers' names in `state`.
     """
@@ -145,7 +145,7 @@ def _is_torchscript(file: Path) -> bool:
 class ClipScore(PromptScore):
     """`clip_score[<model>]`: 100 x cosine between image and prompt, not below 0 (Hessel et al., arXiv:2104.08718).
 
-    Images get the network's own transform: resize of the shorter side (PIL, bicubic) and centre crop. Float32.
+    Images get the network's own transform: resize of the shorter side (PIL, bicubic) and centre crop, then float32.
 
     Attributes:
         model: architecture in open_clip, part of the metric's name.

@@ -166,7 +166,7 @@ class GenEval2VqaScore(VqaScore):
 
 
 def parse_line(meta: Mapping[str, Any]) -> Questions:
-    """Read the questions of a line of geneval2_data.jsonl; a ValueError if a key is missing or malformed."""
+    """Read the questions of a line of geneval2_data.jsonl; raise ValueError if a key is missing or malformed."""
     try:
         pairs = zip(meta["vqa_list"], meta["skills"], strict=True)
         atoms = tuple(Atom(str(question), str(answer), str(skill)) for (question, answer), skill in pairs)

@@ -50,7 +50,7 @@ class ImageReward(PromptScore):
     """`imagereward`: score of image and prompt, standardised on the authors' validation set; it may be negative.
 
     The shorter side is resized to 224 pixels (PIL, bicubic) and the centre is cropped; prompts are cut to 35 tokens.
-    Float32.
+    Arithmetic is in float32.
 
     Attributes:
         tokenizer_path: path of the folder with BERT's vocabulary, if it is neither in $KVBENCH_WEIGHTS nor in a cache.
@@ -75,7 +75,7 @@ class ImageReward(PromptScore):
 
 
 def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
-    """Load ImageReward.pt and med_config.json of a folder, and BERT's vocab.txt; a ValueError for other contents."""
+    """Load a folder's ImageReward.pt and med_config.json, and BERT's vocab.txt; raise ValueError for other contents."""
     import open_clip
 
     state = read_state(folder / "ImageReward.pt")
@@ -118,7 +118,7 @@ def load_tokenizer(vocabulary: Path) -> Callable[[Sequence[str]], tuple[Tensor, 
 
 
 def _build_vision(state: Mapping[str, Tensor]) -> Any:
-    """Build the vision network with sizes from the tensors; a KeyError or RuntimeError if tensors are missing."""
+    """Build the vision network with sizes from the tensors; raise KeyError or RuntimeError if tensors are missing."""
     from transformers import BlipVisionConfig, BlipVisionModel
 
     tensors = _take(state, "blip.visual_encoder.")
@@ -139,7 +139,7 @@ def _build_vision(state: Mapping[str, Tensor]) -> Any:
 
 
 def _build_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Any:
-    """Build the text network, which attends to the image; a KeyError or RuntimeError if tensors are missing."""
+    """Build the text network, which attends to the image; raise KeyError or RuntimeError if tensors are missing."""
     from transformers import BlipTextConfig, BlipTextModel
 
     tensors = _take(state, "blip.text_encoder.")

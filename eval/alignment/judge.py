@@ -56,7 +56,7 @@ class VlmJudge(Component):
         model: files of the folder other than weights (safetensors). Every file that is read is hashed.
 
     Raises:
-        ValueError: the dtype is neither.
+        ValueError: the dtype is neither `bfloat16` nor `float32`.
     """
 
     name: str = "qwen3-vl-8b"

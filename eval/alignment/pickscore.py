@@ -23,8 +23,8 @@ PICKSCORE = Snapshot("yuvalkirstain/PickScore_v1", ("config.json", "model.safete
 class PickScore(PromptScore):
     """`pickscore`: cosine between image and prompt times the network's scale, about 100, as in the official code.
 
-    The shorter side is resized to 224 pixels (PIL, bicubic) and the centre is cropped. Float32. Scores of different
-    prompts are not comparable: use the differences to the reference's scores.
+    The shorter side is resized to 224 pixels (PIL, bicubic) and the centre is cropped. Arithmetic is in float32.
+    Scores of different prompts are not comparable: use the differences to the reference's scores.
 
     Attributes:
         model: files of the folder.
@@ -44,7 +44,7 @@ class PickScore(PromptScore):
 
 
 def load_scorer(folder: Path, device: str) -> Scorer:
-    """Load the network from local files; a ValueError if weights are missing."""
+    """Load the network from local files; raise ValueError if weights are missing."""
     import open_clip
     from transformers import CLIPModel
 

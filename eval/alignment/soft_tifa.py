@@ -71,7 +71,7 @@ class SoftTifa(Evaluator):
 
     @abstractmethod
     def read_questions(self, images: ImageSet) -> list[Questions]:
-        """Return the questions about each image; a SkipEvaluation if the prompts have none."""
+        """Return the questions about each image; raise SkipEvaluation if the prompts have none."""
 
     @abstractmethod
     def load(self, device: str) -> tuple[Grade, Mapping[str, str]]:

@@ -97,7 +97,7 @@ class Pictures(ImageSet):
 
 
 class Packed(ImageSet):
-    """Images `arr_0`, uint8 [n, H, W, 3], of an .npz file, streamed; a SampleSetError if the file has no such array."""
+    """Images `arr_0`, uint8 [n, H, W, 3], streamed from an .npz file; a file without them raises SampleSetError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -75,7 +75,7 @@ READINGS = SampleKind(ReadingSet, ScoredText.encode, ScoredText.describe)
 
 @cache
 def list_kinds() -> Mapping[str, SampleKind]:
-    """Return all kinds of samples, plugins' included, by name; a ConfigError for a wrong entry of a plugin."""
+    """Return all kinds of samples, plugins' included, by name; raise ConfigError for a wrong entry of a plugin."""
     kinds = {known.kind: known for known in (IMAGES, TEXTS, READINGS)}
     for entry in entry_points(group=PLUGINS):
         added = entry.load()
@@ -86,7 +86,7 @@ def list_kinds() -> Mapping[str, SampleKind]:
 
 
 def find_kind(output: str) -> SampleKind:
-    """Return the kind of samples that a model's `output` names; a ConfigError if there is no such kind."""
+    """Return the kind of samples that a model's `output` names; raise ConfigError if there is no such kind."""
     kinds = list_kinds()
     if output not in kinds:
         raise ConfigError(f"model: its output is {output}; kinds of samples are {', '.join(kinds)}")
@@ -99,7 +99,7 @@ def find_stored_kind(folder: Path) -> SampleKind | None:
 
 
 def open_samples(folder: Path, indices: Sequence[int] | None = None) -> SampleSet:
-    """Open a run folder of any kind, as images if it has no samples; a SampleSetError if it cannot be scored.
+    """Open a run folder of any kind, as images if it has no samples; raise SampleSetError if it cannot be scored.
 
     Args:
         folder: the run.

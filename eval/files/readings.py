@@ -21,7 +21,7 @@ class ReadingSet(SampleSet):
     suffix: ClassVar[str] = ".safetensors"
 
     def reading(self, index: int) -> ScoredText:
-        """Return the scores of a text; a SampleSetError if the file is damaged."""
+        """Return the scores of a text; raise SampleSetError if the file is damaged."""
         try:
             return ScoredText.read(self._path(index))
         except ValueError as error:

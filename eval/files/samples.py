@@ -194,7 +194,7 @@ def group_indices(indices: Iterable[int], names: Iterable[Name]) -> dict[Name, l
 
 
 def read_samples(path: Path) -> dict[int, Sample]:
-    """Return the records of a samples.jsonl by index; a SampleSetError if the file is missing, empty or malformed."""
+    """Return the records of samples.jsonl by index; raise SampleSetError if the file is missing, empty or malformed."""
     if not path.is_file():
         raise SampleSetError(f"{path} is missing: one JSON line per sample with index, seed, prompt, sha256")
     samples: dict[int, Sample] = {}

@@ -72,7 +72,7 @@ class Weight:
         return self.sha256 is not None
 
     def require(self) -> tuple[Path, str]:
-        """Return the file and its SHA-256; a WeightError if the file is missing or its hash differs."""
+        """Return the file and its SHA-256; raise WeightError if the file is missing or its hash differs."""
         path = self.find()
         if path is None:
             raise WeightError(self.remedy())
@@ -142,7 +142,7 @@ class Snapshot:
         return next(complete, None)
 
     def require(self) -> tuple[Path, dict[str, str]]:
-        """Return the folder and the SHA-256 of each file by `<repo>/<file>`; a WeightError as of `Weight.require`."""
+        """Return the folder and each file's SHA-256 by `<repo>/<file>`; raise WeightError like `Weight.require`."""
         folder = self.find()
         if folder is None:
             raise WeightError(self.remedy())

@@ -78,7 +78,7 @@ def color_vectors(clip: Clip, label: str) -> Tensor:
 
 
 def cut_out(pixels: Pixels, instance: Instance) -> Image.Image:
-    """Return the part of an image in an object's box, grey outside its mask; a TypeError if it has no mask."""
+    """Return the part of an image in an object's box, grey outside its mask; raise TypeError if it has no mask."""
     if not isinstance(instance, MaskedInstance):
         raise TypeError(f"colours need masks, and {type(instance).__name__} has none")
     masked = np.where(instance.mask[..., None], pixels, np.array(BACKGROUND, np.uint8))

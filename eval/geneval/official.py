@@ -90,7 +90,7 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
 
 
 def read_verdicts(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the lines of results.jsonl by path of the image, as in `group`; a ValueError if a line is malformed."""
+    """Return the lines of results.jsonl by path of the image, as in `group`; raise ValueError if one is malformed."""
     verdicts: dict[str, Mapping[str, Any]] = {}
     for number, line, _ in parse_lines(read_text(path)):
         try:

@@ -76,7 +76,7 @@ class Clause:
 
     @classmethod
     def parse(cls, entry: Mapping[str, object]) -> "Clause":
-        """Return the clause of an entry of `include` or `exclude`; a KeyError or ValueError if it is malformed."""
+        """Return the clause of an entry of `include` or `exclude`; raise KeyError or ValueError if it is malformed."""
         color, position = entry.get("color"), entry.get("position")
         relation = None
         if position is not None:
@@ -98,7 +98,7 @@ class Line:
 
     @classmethod
     def parse(cls, meta: Mapping[str, object]) -> "Line":
-        """Read a line of evaluation_metadata.jsonl; a ValueError if a field is missing or malformed."""
+        """Read a line of evaluation_metadata.jsonl; raise ValueError if a field is missing or malformed."""
         try:
             line = cls(str(meta["tag"]), _clauses(meta.get("include")), _clauses(meta.get("exclude")))
         except (KeyError, ValueError) as error:

@@ -91,7 +91,7 @@ class DistsNetwork(nn.Module):
 
     @classmethod
     def load(cls, trunk: Path, mixture: Path) -> "DistsNetwork":
-        """Load torchvision's VGG16 state dict and torchmetrics' mixture; a ValueError for another network."""
+        """Load torchvision's VGG16 state dict and torchmetrics' mixture; raise ValueError for another network."""
         mixed = torch.load(mixture, map_location="cpu", weights_only=True)
         state = torch.load(trunk, map_location="cpu", weights_only=True)
         network = cls(mixed["alpha"], mixed["beta"])

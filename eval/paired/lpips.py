@@ -47,7 +47,7 @@ class Lpips(PairedScore):
 
 
 def alex(file: Path) -> torch.nn.Module:
-    """Load the LPIPS network with the trunk from a local AlexNet state dict; a ValueError for another network."""
+    """Load LPIPS with a trunk from a local AlexNet state dict; raise ValueError if the dict lacks a tensor."""
     from lpips import LPIPS  # imports torchvision
 
     network: torch.nn.Module = LPIPS(net="alex", pnet_rand=True, verbose=False)

@@ -42,7 +42,7 @@ class MsSsim(PairedScore):
 
 
 def ms_ssim(ours: Pixels, theirs: Pixels, device: str, *, double: bool) -> Tensor:
-    """Return the similarity [N] of images uint8 [N, H, W, 3]; a ValueError if they are too small for five scales."""
+    """Return the similarity [N] of images uint8 [N, H, W, 3]; raise ValueError if they are too small for 5 scales."""
     from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as measure
 
     if min(ours.shape[1:3]) < MIN_SIDE:

@@ -50,11 +50,11 @@ class OfficialProgram(Evaluator):
 
     @abstractmethod
     def group(self, images: ImageSet) -> Groups:
-        """Return the images of each picture; a ValueError if the official code cannot read such a run."""
+        """Return the images of each picture; raise ValueError if the official code cannot read such a run."""
 
     @abstractmethod
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
-        """Return scores, columns of the samples and a caveat, if any; a ValueError if results are of other images."""
+        """Return scores, columns of samples and a caveat, if any; raise ValueError if results are of other images."""
 
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
         """Return the path of the results by name if they are read, for the digest of inputs."""
@@ -123,7 +123,7 @@ def check_names(path: Path, found: Collection[str], known: Collection[str], *, s
 
 
 def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; a ValueError if a column is missing."""
+    """Return the rows of a CSV file; raise ValueError if a column is missing."""
     reader = csv.DictReader(io.StringIO(read_text(path)))
     if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
         raise ValueError(f"{path}: no column {missing[0]!r}; needed: {', '.join(columns)}")

@@ -17,7 +17,7 @@ _fields, _get_args, _get_origin = cache(fields), cache(get_args), cache(get_orig
 
 
 def strict(value: Mapping[str, object]) -> dict[str, object]:
-    """Return plain JSON values; non-finite numbers become null and are counted under `nonfinite`."""
+    """Return a mapping as JSON values; non-finite numbers become null, and `nonfinite` is added to count them."""
     count = 0
 
     def plain(item: object) -> object:

@@ -56,7 +56,7 @@ class Dinov2(Space):
 
 
 def load_dinov2(model: str, file: Path) -> nn.Module:
-    """Load the authors' state dict into timm's network for 224 pixels; a ValueError for another network."""
+    """Load the authors' state dict into timm's network for 224 pixels; raise ValueError for another network."""
     import timm
 
     network: nn.Module = timm.create_model(model, pretrained=False, num_classes=0, img_size=SIDE)

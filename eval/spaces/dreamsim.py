@@ -71,7 +71,7 @@ class DreamSimEmbeddings(Space):
     """Embeddings of DreamSim's `ensemble` (Fu et al., arXiv:2306.09344): 1792 channels of mean zero and unit length.
 
     DINO's class token after its last block, before the final norm, followed by the projections of CLIP and OpenCLIP,
-    all ViT-B/16 with the authors' low-rank updates. Images are resized to 224 x 224 (PIL, bicubic). Float32.
+    all ViT-B/16 with the authors' low-rank updates. Images are resized to 224 x 224 (PIL, bicubic), in float32.
 
     Attributes:
         trunk_path: path of DINO's file, if it is neither in $KVBENCH_WEIGHTS nor in torch's cache.

@@ -54,7 +54,7 @@ class EfficientNetLite0(Space):
 
 
 def load_efficientnet(model: str, file: Path) -> nn.Module:
-    """Load the package's state dict into timm's network by order, as names differ; a ValueError for another network."""
+    """Load the package's state dict into timm's network by order, as names differ; raise ValueError for another one."""
     import timm
 
     network: nn.Module = timm.create_model(model, pretrained=False)

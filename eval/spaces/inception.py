@@ -40,7 +40,7 @@ class Clean(Space):
     packages: ClassVar[tuple[str, ...]] = ("cleanfid",)
 
     def load(self, file: Path, device: str) -> Network:
-        """Return the loaded network, which gives 2048 features per image; a ValueError for a wrong file."""
+        """Return the loaded network, which gives 2048 features per image; raise ValueError for a wrong file."""
         from cleanfid.inception_torchscript import InceptionV3W
         from cleanfid.resize import build_resizer
 

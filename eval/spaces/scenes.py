@@ -62,7 +62,7 @@ class SceneFeatures(nn.Module):
 
     @classmethod
     def load(cls, path: Path) -> "SceneFeatures":
-        """Load a trained network (safetensors) in float32; a ValueError for another network."""
+        """Load a trained network (safetensors) in float32; raise ValueError for another network."""
         tensors = {name: tensor.float() for name, tensor in load_file(path).items()}
         if "head.weight" not in tensors:
             raise ValueError(f"{path}: not a scenes feature network, it has no head.weight")

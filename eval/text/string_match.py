@@ -47,7 +47,7 @@ class StringMatchAll(Answers):
     meta_keys: ClassVar[tuple[str, ...]] = (OUTPUTS,)
 
     def check_meta(self, meta: Mapping[str, object]) -> None:
-        """Check the outputs of one prompt; a ValueError if they are missing or malformed."""
+        """Check the outputs of one prompt; raise ValueError if they are missing or malformed."""
         super().check_meta(meta)
         check_outputs(meta[OUTPUTS])
 

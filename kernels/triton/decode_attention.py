@@ -1,10 +1,10 @@
 """Attention of one new token per row; the kernel also appends the token's key and value to the row.
 
-A program handles a share of a row's keys for all query heads that read them. Offsets and lengths of
+A program handles a split of a row's keys for all query heads that read them. Offsets and lengths of
 rows and the number of earlier tokens of the segment are read on the device; all other arguments are constant in a
 generation, so that one launch can be recorded and repeated.
 
-Shapes: B batch, R rows, M queries (query heads of a row), N keys of a tile, D channels, S shares of a row's keys.
+Shapes: B batch, R rows, M queries (query heads of a row), N keys of a tile, D channels, S splits of a row's keys.
 """
 
 import triton.language as tl
@@ -33,7 +33,7 @@ def decode_kernel(
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend and append one token. Grid: sequence and share of the keys (fastest), rank of the row by length.
+    """Attend and append one token. Grid: sequence and split of the keys (fastest), rank of the row by length.
 
     Strides count `UNIT` elements; `scale` includes log2(e). `softmax.store_state` stores the results.
     """

@@ -89,15 +89,15 @@ def list_constants(q: Tensor) -> dict[str, int | str | bool]:
 
 
 def make_partials(q: Tensor, share: int, lse: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Allocate the outputs of programs that share a row's keys, inputs of `softmax.merge_shares`.
+    """Allocate the outputs of programs that split a row's keys, inputs of `softmax.merge_shares`.
 
     Args:
         q: [sequences, heads, queries, D].
-        share: programs that share a row's keys.
+        share: programs that split a row's keys.
         lse: log-sum-exp to overwrite if one program handles all keys; None allocates it.
 
     Returns:
-        float32 outputs [share, sequences, heads, queries, D], unused for one share, and log-sum-exps
+        float32 outputs [share, sequences, heads, queries, D], unused for one split, and log-sum-exps
         [share, sequences, heads, queries].
     """
     if lse is None or share > 1:
@@ -109,10 +109,10 @@ def make_partials(q: Tensor, share: int, lse: Tensor | None = None) -> tuple[Ten
 
 @triton.jit
 def locate_row(order, lengths, heads, splits):
-    """Locate the row of a program. Grid: query block, sequence and share of the keys, rank of the row by length.
+    """Locate the row of a program. Grid: query block, sequence and split of the keys, rank of the row by length.
 
     Returns:
-        Row, batch, share, sequence and head of its queries, and number of cached slots of the row.
+        Row, batch, split, sequence and head of its queries, and number of cached slots of the row.
     """
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
     batch = (tl.program_id(1) // splits).to(tl.int64)

@@ -2,9 +2,9 @@
 
 Tensor descriptors load tiles of keys and values: the copy engine computes addresses, for which pointers would need
 registers. The online softmax starts from the given state, so that merging needs no launch and no second output. With
-few queries, several programs share the keys of a row.
+few queries, several programs split the keys of a row.
 
-Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
+Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S splits of a row's keys.
 """
 
 import torch
@@ -36,10 +36,10 @@ def past_kernel(
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, RESUME: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend. Grid: query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
+    """Attend. Grid: query block (fastest), sequence and split of the keys, rank of the row by length (slowest).
 
     `past_keys` and `past_values` are descriptors of all slots of all sequences, [B slots, D]. Strides count `UNIT`
-    elements; `scale` includes log2(e). With RESUME the first share starts from the state in `out` and `state` float32
+    elements; `scale` includes log2(e). With RESUME the first split starts from the state in `out` and `state` float32
     [B, R, M]. `softmax.store_state` stores the results.
     """
     row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)

@@ -4,7 +4,7 @@ Codes are decoded in registers, tile by tile: only codes and tables are read fro
 two half tiles, the even and the odd channels of all pairs, so that rotation moves nothing between threads; each half
 has its own product with the queries.
 
-Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
+Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S splits of a row's keys.
 """
 
 from typing import NamedTuple
@@ -124,10 +124,10 @@ def quantised_kernel(
     VALUE_ENTRIES: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROTATE: tl.constexpr, RESUME: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend. Grid: query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
+    """Attend. Grid: query block (fastest), sequence and split of the keys, rank of the row by length (slowest).
 
     Strides of q and out count `UNIT` elements, strides of tables count entries; `scale` includes log2(e); sequence b
-    reads sequence b % `stored`. With RESUME the first share starts from the state in `out` and `state` float32
+    reads sequence b % `stored`. With RESUME the first split starts from the state in `out` and `state` float32
     [B, R, M]. `softmax.store_state` stores the results.
     """
     row = tl.load(order + tl.program_id(2)).to(tl.int64)

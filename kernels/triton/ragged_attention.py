@@ -3,9 +3,9 @@
 Online softmax in base 2 with float32 statistics. Loops over full tiles have a known number of steps and no mask, so
 that the compiler prefetches the next tiles. A row's past ends in at most one masked tile; its present may have several
 if it is causal. A program handles a block of queries of one row, longest rows first. With few queries, several programs
-share the keys of a row.
+split the keys of a row.
 
-Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
+Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S splits of a row's keys.
 """
 
 import torch
@@ -37,7 +37,7 @@ def attention_kernel(
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend. Grid: query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
+    """Attend. Grid: query block (fastest), sequence and split of the keys, rank of the row by length (slowest).
 
     Rows are the heads of one sequence, or, if sequences keep different slots, of all sequences with a batch of 1.
     Strides count `UNIT` elements; `scale` includes log2(e). `softmax.store_state` stores the results.
@@ -56,7 +56,7 @@ def attention_kernel(
     k += (sequence * k_b + head * k_r) * UNIT
     v += (sequence * v_b + head * v_r) * UNIT
 
-    # Share of this program: tiles of the past, then of the present.
+    # Split of this program: tiles of the past, then of the present.
     past_tiles = tl.cdiv(length, BLOCK_N)
     share = tl.cdiv(past_tiles + tl.cdiv(tokens, BLOCK_N), splits)
     begin = part * share

@@ -1,6 +1,7 @@
-"""Online softmax in base 2, tile by tile, and the merge of attention over shares of the keys.
+"""Online softmax in base 2, tile by tile, and the merge of attention over splits of the keys.
 
-Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
+Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S splits of a row's keys. The state of a softmax is
+float32: `acc` [M, D], weighted sum of values; `top` [M], largest scaled score; `total` [M], sum of weights.
 """
 
 import torch
@@ -77,11 +78,8 @@ def attend_slots(
 def store_state(
     out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
-    """Store the result: with one split as the final output at `written`, else as a share at `place`.
-
-    Shares, in `partial` float32 [S, B, R, M, D] and `lse` [S, B, R, M], are inputs of `merge_kernel`.
-    """
-    total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
+    """Store the log-sum-exp and the output of a state: the final one of one split, else an input of `merge_shares`."""
+    total = tl.maximum(total, 1e-30)  # a split without keys leaves zeros and a weight of exp(-inf)
     tl.store(lse + place, (top + tl.log2(total)) * 0.6931471805599453, mask=inside)
     acc = acc / total[:, None]
     if splits == 1:
@@ -113,7 +111,7 @@ def merge_kernel(
     out_b: tl.int64, out_r: tl.int64, out_t: tl.int64,
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Merge attention over shares of the keys, weighted by log-sum-exp. Grid: query block, row, sequence."""
+    """Merge attention over splits of the keys, weighted by log-sum-exp. Grid: query block, row, sequence."""
     query, row, batch, channel, inside, stored, place = locate_queries(
         rows, queries, HEAD_DIM, BLOCK_D, BLOCK_M
     )
@@ -142,11 +140,11 @@ def merge_kernel(
 
 
 def merge_shares(partial: Tensor, lse: Tensor, out: Tensor) -> Tensor:
-    """Merge attention over shares of the keys.
+    """Merge attention over splits of the keys.
 
     Args:
         partial: float32 [S, B, R, M, D], contiguous.
-        lse: their log-sum-exp, float32 [S, B, R, M]; -inf for a share without keys.
+        lse: their log-sum-exp, float32 [S, B, R, M]; -inf for a split without keys.
         out: [B, R, M, D], overwritten.
 
     Returns:
@@ -163,7 +161,7 @@ def merge_shares(partial: Tensor, lse: Tensor, out: Tensor) -> Tensor:
 
 
 def finish_shares(partial: Tensor, lse: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp, merged if there are several shares; arguments as in `merge_shares`."""
+    """Return output and log-sum-exp, merged if there are several splits; arguments are as in `merge_shares`."""
     return out, lse[0] if len(lse) == 1 else merge_shares(partial, lse, out)
 
 

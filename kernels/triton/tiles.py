@@ -1,4 +1,4 @@
-"""Tiles and shares of attention, by kernel, head dim and queries, for each compute capability.
+"""Tiles and splits of attention, by kernel, head dim and queries, for each compute capability.
 
 The table is `tiles.csv`: a cell has queries and keys of a tile, warps and pipeline stages. Tiles of 90 were fastest on
 an H200. `python -m benchmarks tiles` compiles candidates for other GPUs and writes the largest without spills.
@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
     @staticmethod
     def parse(cell: str) -> "Tile":
-        """Return the tile of a cell of the table."""
+        """Return the tile of a table's cell, `<queries>x<keys>x<warps>x<stages>`."""
         return Tile(*map(int, cell.split("x")))
 
     def with_keys(self, keys: int) -> "Tile":
@@ -116,7 +116,7 @@ def fit_keys(layout: Layout, tokens: int, largest: int) -> int:
 
 
 def count_splits(programs: int, keys: int, sizes: Tile, device: torch.device) -> int:
-    """Return the number of programs that share a row's keys: enough to fill the device, at least four tiles each.
+    """Return the number of programs that split a row's keys: enough to fill the device, at least four tiles each.
 
     It is 1 in batch-invariance mode.
     """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Arena:
-    """A ring whose blocks are released in the order in which they were taken.
+    """Ring buffer whose blocks are released in the order in which they were taken.
 
     Layers are rebuilt one after another, keys before values, so that the oldest block is released first: the ring needs
     no free list and never fragments. Its size is the largest total of live blocks plus one block, which may
@@ -16,7 +16,7 @@ class Arena:
     not fit is allocated separately.
 
     Attributes:
-        buffer: the ring, [elements].
+        buffer: elements of all blocks, [elements].
 
     Args:
         size: size of the buffer in elements.

@@ -1,4 +1,4 @@
-"""Unquantised storage (16 or 32 bits) of exact size, in one ring for the keys and values of all layers."""
+"""Unquantised storage (16 or 32 bits) of exact size, in one ring buffer for the keys and values of all layers."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -35,7 +35,7 @@ class PlainStorage(CacheBackend):
     """Unquantised keys and values of all layers, attended in place.
 
     Attributes:
-        arena: the ring; replaced when a generation needs a larger one.
+        arena: ring buffer of keys and values; replaced when a generation needs a larger one.
 
     Args:
         spec: the model's shapes.

@@ -1,4 +1,4 @@
-"""Offsets of all layers' rows in the ring, in tensors with fixed addresses."""
+"""Offsets of all layers' rows in the ring buffer, in tensors with fixed addresses."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ class RowTables:
 
         Args:
             stores: storage of all layers.
-            arena: the ring.
+            arena: ring buffer of keys and values.
             filled: int64 [1], tokens of the segment before the step.
 
         Returns:

@@ -227,7 +227,7 @@ class Parti(TableSet):
 
 
 def _read_lines(path: Path, check: Callable[[dict[str, object]], object], what: str) -> list[PromptEntry]:
-    """Read a file of JSON lines with a `prompt` each; a ConfigError if `check` finds that a line is not `what`."""
+    """Read a file of JSON lines with a `prompt` each; raise ConfigError if `check` finds that a line is not `what`."""
     entries: list[PromptEntry] = []
     # `splitlines` would also cut at separators that JSON strings may hold.
     for number, text in enumerate(read_file(path, lambda text: text.split("\n")), 1):

@@ -29,7 +29,7 @@ class Draft:
     read: bool
 
     def write(self, size: int) -> str:
-        """Return the prompt with `size` units of filler, each a token or more, beyond its minimum."""
+        """Return the prompt with `size` units of filler more than its minimum; a unit has at least one token."""
         return f"{self.head}{self.fill(size)}{self.question}"
 
     def fill(self, size: int) -> str:
@@ -37,7 +37,7 @@ class Draft:
         raise NotImplementedError
 
     def fit(self, count_tokens: Callable[[str], int]) -> str:
-        """Return the longest prompt of at most `length` tokens; a ConfigError if the shortest has more."""
+        """Return the longest prompt of at most `length` tokens; raise ConfigError if the shortest has more."""
         sizes = range(self.length + 1)
         fitting = bisect_right(sizes, self.length, key=lambda size: count_tokens(self.write(size)))
         if not fitting:

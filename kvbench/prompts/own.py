@@ -18,7 +18,7 @@ class Own:
     of: PromptSource
 
     def load(self) -> list[Prompt]:
-        """Return the prompts of `of`, whose outputs are scored; a ConfigError if they are texts to score themselves."""
+        """Return the prompts of `of`, whose outputs are scored; raise ConfigError if they are texts to score."""
         prompts = self.of.load()
         if any(prompt.reading is not None for prompt in prompts):
             raise ConfigError(

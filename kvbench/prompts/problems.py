@@ -64,7 +64,7 @@ class Problems(PromptSet):
         return text, {**meta, "answer": answer}
 
     def read_problem(self, line: Mapping[str, object]) -> tuple[str, str]:
-        """Return a line's problem and its answer; a ValueError if one is missing."""
+        """Return a line's problem and its answer; raise ValueError if one is missing."""
         question, answer = (_find(line, names) for names in (QUESTION_KEYS, ANSWER_KEYS))
         return question.strip(), self.read_answer(answer).strip()
 
@@ -74,7 +74,7 @@ class Problems(PromptSet):
 
 
 def _find(line: Mapping[str, object], names: tuple[str, ...]) -> str:
-    """Return the string or number of the first of some fields that a line has; a ValueError if there is none."""
+    """Return the string or number of the first of some fields that a line has; raise ValueError if there is none."""
     if not isinstance(line, Mapping):
         raise ValueError("not an object")
     value = next((line[name] for name in names if name in line), None)

@@ -109,7 +109,7 @@ class PromptSet:
         return choose_numbers(total, self.count, self.draw)
 
     def _find_files(self) -> Path:
-        """Return the file or folder of the set, downloaded if `download` is true; a ConfigError if it is missing."""
+        """Return the set's file or folder, downloaded if `download` is true; raise ConfigError if it is missing."""
         if self.path is not None:
             path = resolve_path(self.path)
             if not path.exists():
@@ -170,7 +170,7 @@ class TableSet(PromptSet):
 
 
 def read_file(path: Path, parse: Callable[[str], T]) -> T:
-    """Read and parse a file of `prompts.path`; a ConfigError if it cannot be read or is malformed."""
+    """Read and parse a file of `prompts.path`; raise ConfigError if it cannot be read or is malformed."""
     try:
         parsed = parse(read_text(path))
         check_letters(parsed)

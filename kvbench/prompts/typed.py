@@ -21,7 +21,7 @@ class Typed:
     of: PromptSource
 
     def load(self) -> list[Prompt]:
-        """Return the prompt; a ConfigError if no text file can hold it."""
+        """Return the prompt; raise ConfigError if no text file can hold it."""
         text = json.loads(self.quoted)
         try:
             check_letters(text)

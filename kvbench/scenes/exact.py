@@ -57,7 +57,7 @@ class Exact(Evaluator):
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Judge every image; reference and device are not used. A SkipEvaluation if prompts are not of the grammar."""
+        """Judge every image, without reference and device; raise SkipEvaluation if prompts are not of the grammar."""
         if any("tag" not in images.meta(index) for index in images.indices):
             raise SkipEvaluation("the prompts are not captions of the scenes grammar")
         verdicts = [

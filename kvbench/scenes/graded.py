@@ -70,7 +70,7 @@ class SceneTifa(SoftTifa):
     )
 
     def read_questions(self, images: ImageSet) -> list[Questions]:
-        """Return the questions about each caption; a SkipEvaluation if prompts are not of the grammar."""
+        """Return the questions about each caption; raise SkipEvaluation if prompts are not of the grammar."""
         if any("tag" not in images.meta(index) for index in images.indices):
             raise SkipEvaluation("the prompts are not captions of the scenes grammar")
         captions = [str(images.meta(index)["prompt"]) for index in images.indices]

@@ -34,7 +34,7 @@ SMOKE_METRICS = {"images": ("psnr", "psnr"), "texts": ("exact_answer", "text_len
 
 
 def hydra_of_kvbench() -> AbstractContextManager[None]:
-    """Return a context in which Hydra finds kvbench's configuration files; a null context if nested."""
+    """Return a context in which Hydra finds kvbench's files; a null context if Hydra is initialised already."""
     OmegaConf.register_new_resolver("name_model", name_model, replace=True)
     use_presets()
     if GlobalHydra.instance().is_initialized():  # as in the process of a launcher

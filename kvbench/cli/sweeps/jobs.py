@@ -131,7 +131,7 @@ def _find_finished(sweeps: Path) -> dict[frozenset[str], JobStatus]:
 
 
 def open_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
-    """Return the folder of a sweep that starts or resumes; unfinished and failed jobs become missing."""
+    """Return the folder of a sweep that starts or resumes; delete the entries of jobs that have not finished."""
     folder = find_folder(runs_dir, jobs)
     remove_unfinished(folder)
     for entry in read_entries(folder):

@@ -17,7 +17,7 @@ from kvbench.runs.prepare import locate_calibration, observe
 
 
 def calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
-    """Do `task=calibrate`: calibrate the method, or every method for the model if it needs no calibration.
+    """Run `task=calibrate`: calibrate the method, or every method for the model if it needs no calibration.
 
     Returns:
         The calibrations' files.

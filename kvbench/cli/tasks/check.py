@@ -59,7 +59,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
 
 
 def check(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=check`: print what the run needs; no weights are loaded and nothing is generated."""
+    """Run `task=check`: print what the run needs; no weights are loaded and nothing is generated."""
     show_findings(list(check_run(make_job(cfg, settings), instantiate(cfg.method))))
 
 

@@ -21,7 +21,7 @@ FINAL_OUTCOMES = ("finished", "failed", "dropped")
 
 
 def write_page(_: DictConfig, settings: Settings) -> None:
-    """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not, or of one sweep.
+    """Run `task=dashboard`: write the page of every run under `runs_dir`, finished or not, or of one sweep.
 
     If `runs_dirs` names published datasets, the page has their runs too. With `dashboard.bundle` it is one file with
     the images. With `dashboard.watch` the page is rewritten until all sweeps are done or the user interrupts; only

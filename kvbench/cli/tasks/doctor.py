@@ -23,7 +23,7 @@ LIBRARIES = ("kvbench", "torch", "triton", "hydra-core", "numpy")
 
 
 def doctor(_: DictConfig, settings: Settings) -> None:
-    """Do `task=doctor`: describe this machine and this installation; nothing is loaded."""
+    """Run `task=doctor`: describe this machine and this installation; nothing is loaded."""
     evaluators = {}
     for name, node in compose_metrics().items():
         with leaving_out(f"eval.{name}"):

@@ -9,7 +9,7 @@ from kvbench.core.settings import Settings
 
 
 def export(cfg: DictConfig, settings: Settings) -> list[Path]:
-    """Do `task=export`: write a policy, or frames of all finished runs and of their samples; return the files."""
+    """Run `task=export`: write a policy, or frames of all finished runs and of their samples; return the files."""
     if settings.export.policy is not None:
         from kvbench.cli.tasks.job import make_job  # imports torch
         from kvbench.policy import export_policy

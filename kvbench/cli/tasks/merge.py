@@ -12,7 +12,7 @@ from kvbench.runs.record.merge import merge_runs
 
 
 def merge(_: DictConfig, settings: Settings) -> None:
-    """Do `task=merge`: copy runs and calibrations of other folders into `runs_dir`; print a line for each conflict.
+    """Run `task=merge`: copy runs and calibrations of other folders into `runs_dir`; print a line for each conflict.
 
     Raises:
         ConfigError: a folder is missing or holds no runs, or something was in conflict and not merged.

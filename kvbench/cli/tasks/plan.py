@@ -30,7 +30,7 @@ from kvbench.runs.job import fit_prompts, read_or_write
 
 
 def plan(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=plan`: print schedule and memory from shapes, or a paper's memory column."""
+    """Run `task=plan`: print schedule and memory from shapes, or a paper's memory column."""
     if settings.plan.table is not None:
         _show_paper_memory(settings.plan.table)
         return

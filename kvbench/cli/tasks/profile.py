@@ -13,7 +13,7 @@ from kvbench.profile.task import find_measured
 
 
 def profile(cfg: DictConfig, settings: Settings) -> list[Path]:
-    """Do `task=profile`: measure time, memory and phases over batch sizes; return the written file.
+    """Run `task=profile`: measure time, memory and phases over batch sizes; return the written file.
 
     A resumed sweep measures no job again.
     """

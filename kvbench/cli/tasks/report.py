@@ -34,7 +34,7 @@ SWEEP_FOLDER = "report"
 
 
 def report(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=report`: tables and figures of every finished run under `runs_dir`, or of a sweep's runs.
+    """Run `task=report`: tables and figures of every finished run under `runs_dir`, or of a sweep's runs.
 
     All files are written to one folder, whose path is the last line. A sweep of `task=profile` has one table, of times.
 

@@ -20,7 +20,7 @@ from kvbench.runs.generate.batch import run_follower
 
 
 def run(cfg: DictConfig, settings: Settings) -> Path | None:
-    """Do `task=run`: one run with its reference and calibration.
+    """Run `task=run`: one run with its reference and calibration.
 
     If several processes share the model, the first one conducts the run and the others follow.
 
@@ -45,7 +45,7 @@ def run(cfg: DictConfig, settings: Settings) -> Path | None:
 
 
 def evaluate(cfg: DictConfig, settings: Settings) -> Path:
-    """Do `task=evaluate`: add metrics to a finished run without generating again; return its folder."""
+    """Run `task=evaluate`: add metrics to a finished run without generating again; return its folder."""
     outcome = rescore(make_job(cfg, settings))
     assert outcome.results is not None
     if Recorder.current is None:  # else the sweep prints it
@@ -54,7 +54,7 @@ def evaluate(cfg: DictConfig, settings: Settings) -> Path:
 
 
 def run_bounds(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=bounds`: run the full cache with a different batch size and with other seeds, against the full cache.
+    """Run `task=bounds`: run the full cache with a different batch size and with other seeds, against the full cache.
 
     Raises:
         ConfigError: the settings are not those of the full cache in 16 or 32 bits.

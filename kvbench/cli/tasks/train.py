@@ -8,7 +8,7 @@ from kvbench.core.settings import Settings
 
 
 def train(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=train`: train an embedded model from scratch."""
+    """Run `task=train`: train an embedded model from scratch."""
     cfg.device = settings.device  # recipes read the device from the configuration
     out = instantiate(cfg.train).train(instantiate(cfg.model))
     say(f"trained weights: {out}")

@@ -11,7 +11,7 @@ from kvbench.models.files.stored import list_files
 
 
 def fetch_weights(cfg: DictConfig, _: Settings) -> None:
-    """Do `task=weights`: fetch, convert and stage what the model reads; list its parts and their bytes."""
+    """Run `task=weights`: fetch, convert and stage what the model reads; list its parts and their bytes."""
     model: Model = instantiate(cfg.model)
     model.prepare()
     for part, source in model.list_sources().items():

@@ -178,7 +178,7 @@ class Worker:
                 time.sleep(PAUSED_INTERVAL)
 
     def may_continue(self, number: int) -> bool:
-        """Return whether this worker may continue the job with index `number`."""
+        """Return whether this worker, its host and the sweep go on, and the job with index `number` is not dropped."""
         if self.ending.is_set() or read_hold(self.folder, self.since) is not None:
             return False
         return not drop_of(self.folder, number).is_file() and self.find_stop() is None

@@ -83,7 +83,7 @@ def bound_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]:
 
 
 def bound_planned_bytes(spec: ModelSpec, packing: Packing, lengths: Ints) -> Ints:
-    """Return bounds on the bytes of one sequence in each layer after each cached segment, int64 [K - 1, L].
+    """Return upper bounds on the bytes of one sequence in each layer after each cached segment, int64 [K - 1, L].
 
     Args:
         spec: the model's shapes.
@@ -147,8 +147,8 @@ def fit_budget(
 ) -> Budget:
     """Return the budget; a budget in bytes gets as capacity the tokens that fit in low-bit storage.
 
-    These follow from the planned bytes of a static method, or from bounds on them if layers are exempt and capacities
-    do not depend on data. Other methods, and those that set precisions, get the budget unchanged.
+    These follow from the planned bytes of a static method, or from upper bounds on them if layers are exempt and
+    capacities do not depend on data. Other methods, and those that set precisions, get the budget unchanged.
 
     Args:
         method: the method, which the search prepares for several capacities.

@@ -53,7 +53,7 @@ class Elimination:
 
     Attributes:
         method: name of the method.
-        after: number of units after which it left.
+        after: number of units (`average`) after which it left.
         better: name of a method whose lead over it has an interval above zero.
         ahead: interval of that lead.
     """
@@ -66,10 +66,10 @@ class Elimination:
 
 @dataclass(frozen=True)
 class InterimResult:
-    """State after a block.
+    """Means and intervals of a race after a block of prompts.
 
     Attributes:
-        after: number of units.
+        after: number of units (`average`) so far.
         means: mean of each method in the race.
         leads: interval of the leader's lead over each other method in the race; None if all differences are equal.
     """
@@ -92,7 +92,7 @@ class Race:
         rules: rules of the race.
         entrants: methods that started.
         racing: methods in the race, the best mean first.
-        looks: state after each block.
+        looks: result after each block.
         exits: methods that left, in the order of leaving.
         state: `won` if one method remains, `level` if all remaining methods are within the margin, else `racing`.
     """

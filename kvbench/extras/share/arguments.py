@@ -36,7 +36,7 @@ def split_arguments(
 
 
 def read_name(key: str, text: str) -> str:
-    """Return a name without surrounding spaces; a ConfigError if it is empty, too long or not printable."""
+    """Return a name without surrounding spaces; raise ConfigError if it is empty, too long or not printable."""
     name = clean_name(text)
     if name is None:
         raise ConfigError(

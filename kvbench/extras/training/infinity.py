@@ -215,7 +215,7 @@ class CaptionTraining(ImageTraining):
 
     @abstractmethod
     def _draw(self, model: InfinityModel) -> tuple[Tensor, list[str]]:
-        """Sample images uint8 [pool, H, W, 3] and their captions; a ConfigError if they do not fit the model."""
+        """Sample images uint8 [pool, H, W, 3] and their captions; raise ConfigError if they do not fit the model."""
 
     def _train(self, model: InfinityModel, out: Path) -> None:
         vocabulary = model.vocabulary

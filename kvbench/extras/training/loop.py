@@ -137,7 +137,7 @@ def _resume(
     optimizer: Optimizer,
     average: Mapping[str, Tensor],
 ) -> int:
-    """Load a checkpoint and return its number of finished steps, 0 if it is missing; a ValueError if recipes differ."""
+    """Load a checkpoint and return its finished steps, 0 if it is missing; raise ValueError if recipes differ."""
     if not path.is_file():
         return 0
     tensors, metadata = checkpoint.load(path)

@@ -103,7 +103,7 @@ class Optimizer:
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Return matrices [n, rows, columns] with singular values near 1, in the dtype of `choose_dtype`.
 
-    Five steps of the Newton-Schulz iteration of degree five (K. Jordan and others, Muon, 2024).
+    It takes five steps of the Newton-Schulz iteration of degree five (K. Jordan and others, Muon, 2024).
     """
     wide = matrices.shape[1] <= matrices.shape[2]
     x = (matrices if wide else matrices.mT).to(choose_dtype(matrices.device))

@@ -63,7 +63,7 @@ class StagedRecipe(BaseTransformerRecipe, Generic[T]):
         return sum(stage.steps for stage in self.stages)
 
     def find_stage(self, step: int) -> T:
-        """Return the stage of a step, counted from 0; an IndexError if the stages have fewer steps."""
+        """Return the stage of a step, counted from 0; raise IndexError if the stages have fewer steps."""
         for stage in self.stages:
             if step < stage.steps:
                 return stage

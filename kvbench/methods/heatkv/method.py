@@ -39,7 +39,7 @@ class HeatKV(Method):
         orders: official order file (JSON), used instead of a calibration.
         naive: evict everything that a scale prunes at its start (E_k = G_k without G_{k-1}, section 3.3).
         fill: fill the capacity that Eq. 5 leaves unused at the last scale with the best-ranked pruned head-scales that
-            fit B at every step. An extension of kvbench, not in the paper.
+            fit B at every step. This is kvbench's extension, not in the paper.
     """
 
     sinks: int

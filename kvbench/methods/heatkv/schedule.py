@@ -136,7 +136,7 @@ def _list_units(spec: ModelSpec, fresh: Bools, ranks: Ints, *, whole_heads: bool
 
 
 def count_held_tokens(spec: ModelSpec, gone: Bools, absent: Bools) -> Ints:
-    """Count the tokens after layer l of scale k, int64 [K, L]: layers up to l in state G_k, later layers in A_k."""
+    """Return `Schedule.cached_after`, int64 [K, L], from `gone` and `absent`; the last scale itself is not stored."""
     lengths = np.array(spec.lengths)
     scales = len(spec.segments)
     tokens = np.zeros((scales, spec.layers), np.int64)

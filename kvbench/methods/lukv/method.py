@@ -24,8 +24,8 @@ class LUKV(CalibratedCapacities):
     the share that each head has discarded at 1 to 99 % (`BudgetShares`). In a run, the table is read after every
     segment at the compression of this moment.
 
-    A reading of LU-KV. The paper's text was not available; it follows the public calibration programs and
-    kvpress's LUKVPress.
+    This is a reading of LU-KV: the paper's text was not available, so the method follows the public calibration
+    programs and kvpress's LUKVPress.
 
     Differs from these in: the table is applied after every segment, under a budget that holds after every layer,
     instead of once to a prompt, with linear interpolation between its rows. The future that tokens are useful to is the

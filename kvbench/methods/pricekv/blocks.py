@@ -32,9 +32,9 @@ MAX_SOURCES = 15
 class PriceKVBlocks(Method):
     """Keep the past blocks whose removal changes a head's output most, with lifetimes optimised under the budget.
 
-    A method of this project. A block is the tokens of one source scale (or of the prompt, or of a row of an image) in
-    one head, and is kept or dropped as a whole. One calibration on full caches measures, for every head and every set
-    of past blocks, the distance of attention's output from the full output, through the output projection
+    This method is kvbench's own. A block is the tokens of one source scale (or of the prompt, or of a row of an image)
+    in one head, and is kept or dropped as a whole. One calibration on full caches measures, for every head and every
+    set of past blocks, the distance of attention's output from the full output, through the output projection
     (`errors.SubsetError`). Attention mass is only a proxy for this error: a large block may receive much attention but
     contain nothing that the current block does not contain.
 

@@ -99,14 +99,14 @@ class PositionImportance(Observer):
 class Forecast(Scored):
     """Keep the tokens of highest forecast, an even share of B in every head.
 
-    A method of this project. A position of an image has a similar role in all prompts: heads attend to fixed offsets,
-    and the attention of the present row or scale predicts little about later segments. A calibration measures the
-    importance I of each position to each later segment, for each head and branch of guidance (`PositionImportance`).
-    The forecast after segment k is F_k = I_{k+1} + decay x F_{k+1}, for `output` the square root of that. The score of
-    a slot is log F_k + surprise x s, plus the contrast of its value. Its surprise s is the sum of log a - log A over
-    the segments since it came, with a factor of `memory` per segment: a is its attention in this image, and A its mean
-    attention in the calibration, relative to that of all slots that are held. Texts are refused, since their
-    positions have no fixed role.
+    This method is kvbench's own. A position of an image has a similar role in all prompts: heads attend to fixed
+    offsets, and the attention of the present row or scale predicts little about later segments. A calibration measures
+    the importance I of each position to each later segment, for each head and branch of guidance
+    (`PositionImportance`). The forecast after segment k is F_k = I_{k+1} + decay x F_{k+1}, for `output` the square
+    root of that. The score of a slot is log F_k + surprise x s, plus the contrast of its value. Its surprise s is the
+    sum of log a - log A over the segments since it came, with a factor of `memory` per segment: a is its attention in
+    this image, and A its mean attention in the calibration, relative to that of all slots that are held. Texts are
+    refused, since their positions have no fixed role.
 
     Attributes:
         importance: importance of a position, see `PositionImportance`.

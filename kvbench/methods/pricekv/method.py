@@ -105,13 +105,13 @@ class ScoreErrors(FullScores):
 class PriceKV(CalibratedCapacities):
     """Allocate capacity to heads by their calibrated error, and keep the tokens that the base scores highest.
 
-    A method of this project. Heads differ in how many tokens they need: some attend to the newest tokens only, others
-    anywhere. The calibration measures, on full caches of other prompts, the error of attention's output if a head holds
-    a number of the tokens of highest score (`ScoreErrors`). Capacity is allocated after every segment in the order of
-    error saved per token (`greedy.allocate_calibrated`), the budget holds after every layer, and the base chooses the
-    tokens: in images the positions of highest forecast (`forecast.Forecast`), in texts, whose positions have no fixed
-    role, the tokens of highest accumulated attention (`h2o`). Loss curves of heads on full caches, their hulls and the
-    greedy sale are LU-KV's (arXiv:2602.08585), whose loss sums attention and which compresses a prompt once.
+    This method is kvbench's own. Heads differ in how many tokens they need: some attend to the newest tokens only,
+    others anywhere. The calibration measures, on full caches of other prompts, the error of attention's output if a
+    head holds a number of the tokens of highest score (`ScoreErrors`). Capacity is allocated after every segment in the
+    order of error saved per token (`greedy.allocate_calibrated`), the budget holds after every layer, and the base
+    chooses the tokens: in images the positions of highest forecast (`forecast.Forecast`), in texts, whose positions
+    have no fixed role, the tokens of highest accumulated attention (`h2o`). Loss curves on full caches, their hulls
+    and the greedy sale are LU-KV's (arXiv:2602.08585), whose loss sums attention and which compresses a prompt once.
 
     A token that no query has asked for yet has a low score, and a fact in it is lost. With `retrieval`, heads that look
     up distant tokens (retrieval heads, arXiv:2404.15574) hold all of them, as in RazorAttention (arXiv:2407.15891) and

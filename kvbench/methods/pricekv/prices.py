@@ -22,8 +22,8 @@ STEP_SIZE = 0.3
 def find_prices(problem: Problem) -> Floats:
     """Return prices at which the heads' allocations roughly meet the capacity, float64 [K (L + 1)], in error per unit.
 
-    A multiplicative subgradient method: a price rises where the heads exceed the capacity and falls where they do not
-    reach it. It is 0 at steps where the full cache fits.
+    This is a multiplicative subgradient method: a price rises where the heads exceed the capacity and falls where they
+    do not reach it. It is 0 at steps where the full cache fits.
     """
     capacity = np.maximum(problem.capacity, 1)
     binding = measure_usage(problem, problem.full_allocation()) > problem.capacity

@@ -95,14 +95,14 @@ class Method(Planned):
     def compares_keys(self, layer: int, segment: Segment) -> bool:
         """Return whether `keep` may read the keys of `segment` after the next segment.
 
-        Called after `keep`, only if `uses.previous_keys`.
+        The cache calls it after `keep`, and only if `uses.previous_keys` is set.
         """
         return True
 
     def select_attended(self, view: View) -> Tensor | None:
         """Select the slots to attend to, the segment's own among them: bool [rows, slots]; None selects all.
 
-        Only if `uses.sparse_reads`. The cache calls it for each segment whose tokens come at once, and for each token
+        If `uses.sparse_reads` is set, the cache calls it for each segment whose tokens come at once, and for each token
         of a next-token model that comes by itself; the view then ends with that token, whose query is the last. A
         prompt attends to all of itself. Slots that are not selected stay in the cache unless `keep`, which is called
         afterwards, drops them.
@@ -112,14 +112,14 @@ class Method(Planned):
     def compare_layers(self, views: Sequence[View]) -> None:
         """Read the views of all layers, in order, before `keep` is called for each layer.
 
-        Only if `uses.joint`. Tokens of the segment are pending in all layers until then, as during the segment.
+        The cache calls it only if `uses.joint` is set. Until then tokens of the segment are pending in all layers.
         """
         raise NotImplementedError
 
     def precisions(self, layer: int, segment: Segment) -> Sequence[Precision] | None:
         """Return the precision in which each KV head of a layer stores a segment; None uses the run's `cache_dtype`.
 
-        Only if `uses.precisions`.
+        The cache calls it only if `uses.precisions` is set.
         """
         raise NotImplementedError
 

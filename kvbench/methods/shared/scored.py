@@ -103,8 +103,8 @@ class Scored(Method):
     def score(self, view: View) -> Tensor:
         """Return a score of each slot, float32 [rows, slots]; infinity keeps a slot, and the earlier slot wins a tie.
 
-        Not called while everything fits. The caller applies the sinks and `branch_mode`. A run warns if a row has more
-        slots of score infinity than it may hold.
+        It is not called while everything fits. The caller applies the sinks and `branch_mode`. A run warns if a row has
+        more slots of score infinity than it may hold.
         """
         raise NotImplementedError
 

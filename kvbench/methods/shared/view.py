@@ -109,7 +109,7 @@ class View(Protocol):
     def read_back(self, keys: Tensor, values: Tensor, segment: Segment, bits: int) -> tuple[Tensor, Tensor]:
         """Return keys and values as decoded from static codebooks, [rows, segment.length, D], in the dtype of `keys`.
 
-        Only for an observer with `Uses.codebooks`. The codebooks were fitted to other prompts.
+        Only an observer with `Uses.codebooks` may call it. The codebooks were fitted to other prompts.
 
         Args:
             keys: keys of all tokens of a segment, [rows, segment.length, D].
@@ -147,7 +147,7 @@ class View(Protocol):
     def replace(self, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> None:
         """Replace the contents, but not the positions, of the slots that `keep` then keeps.
 
-        Only with `Uses.replaces`, and not in the last segment, which is not stored.
+        It requires `Uses.replaces`, and must not be called in the last segment, which is not stored.
 
         Args:
             keys: [rows, slots, D], shaped like `cached_keys`; arbitrary for slots that are not kept.
@@ -167,5 +167,5 @@ class View(Protocol):
     def previous_keys(self) -> Tensor:
         """Return the keys of all tokens of the previous segment, evicted ones too, [rows, tokens, D], rotated.
 
-        Only with `Uses.previous_keys`, and not at segment 0.
+        It requires `Uses.previous_keys`, and is refused at segment 0.
         """

@@ -1,4 +1,4 @@
-"""Shape of Emu3's language model (arXiv:2409.18869), of the Llama kind."""
+"""Shape of Emu3's language model (arXiv:2409.18869), a Llama-style decoder."""
 
 from dataclasses import dataclass
 

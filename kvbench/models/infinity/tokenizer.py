@@ -70,7 +70,7 @@ class BSQ(ImageTokenizer):
     def quantize(self, latents: Tensor, sizes: list[Size]) -> tuple[list[Tensor], Tensor]:
         """Quantise latents [B, d, H, W] to the signs of their residuals, scale by scale.
 
-        Returns each scale's bits, bool [B, h, w, d], and the sum of all codes float32 [B, d, H, W].
+        Return each scale's bits, bool [B, h, w, d], and the sum of all codes, float32 [B, d, H, W].
         """
         summed = torch.zeros_like(latents, dtype=torch.float32)
         bits: list[Tensor] = []

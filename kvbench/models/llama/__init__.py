@@ -1,1 +1,1 @@
-"""Decoders of the Llama kind, language models whose shape is read from their own `config.json`."""
+"""Llama-style decoders: language models whose shape is read from their own `config.json`."""

@@ -1,4 +1,4 @@
-"""Decoders of the Llama kind: language models whose shape is read from the `config.json` of their files."""
+"""Llama-style decoders: language models whose shape is read from the `config.json` of their files."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields

@@ -87,7 +87,7 @@ def blank(pad: int, tokens: list[int]) -> list[int]:
 def read_lumina(path: Path, config: LinedImageConfig) -> FramedTokens:
     """Read Lumina-mGPT's byte-level `tokenizer.json`; the unconditional branch has no tokens before the image.
 
-    See `open_tokenizer` for errors; a ValueError also if special tokens or codes are not the model's.
+    It raises the errors of `open_tokenizer`, and ValueError if special tokens or codes are not the model's.
     """
     reader = open_tokenizer(path)
     for name, number in (*LUMINA.items(), *map(name_size, config.image)):
@@ -107,8 +107,8 @@ def read_emu3(path: Path, config: LinedImageConfig, suffix: str, negative: str) 
     """Read Emu3's byte-level `tokenizer.json`, whose image tokens are the last ones of the vocabulary.
 
     `config` gives the size of images and the number of codes. `suffix` follows every prompt, `negative` is the prompt
-    of the unconditional branch. See `open_tokenizer` for errors; a ValueError also if special tokens or codes are not
-    the model's.
+    of the unconditional branch. It raises the errors of `open_tokenizer`, and ValueError if special tokens or codes are
+    not the model's.
     """
     reader = open_tokenizer(path)
     begin, pad, newline, *ends = (find_token(reader, name) for name in EMU3)

@@ -67,7 +67,7 @@ class VQVAE(ImageTokenizer):
     def encode(self, latents: Tensor, sizes: Sequence[Size]) -> tuple[list[Tensor], Tensor]:
         """Quantise the residuals of latents float32 [B, channels, H, W] to the nearest codes, scale by scale.
 
-        Returns each scale's tokens, int64 [B, h, w], and the sum of all codes, float32 [B, channels, H, W].
+        Return each scale's tokens, int64 [B, h, w], and the sum of all codes, float32 [B, channels, H, W].
 
         Raises:
             ValueError: the last of `sizes` (h, w) is not the latents' size.

@@ -162,7 +162,7 @@ def show_speed(
 ) -> None:
     """Print the times and memory in some files of `task=profile`, beside one table's published values.
 
-    Writes report-speed-<table>.md into a folder, or report-speed.md if `published` is not the name of one table.
+    It writes report-speed-<table>.md into a folder, or report-speed.md if `published` is not the name of one table.
 
     Raises:
         ConfigError: there is no such table, or a file cannot be read.

@@ -6,7 +6,7 @@ from kvbench.core.config import ConfigError
 
 
 def check_repo(repo: str) -> None:
-    """Check a repository's name by the Hub's rules; a ConfigError if it is wrong or huggingface_hub is missing."""
+    """Check a repository's name by the Hub's rules; raise ConfigError if it is wrong or huggingface_hub is missing."""
     try:
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             HFValidationError,
