@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.memory import MIB
-from kvbench.eval.files.readings import FORCED
 from kvbench.report.seeds import find_members, name_count
 from kvbench.report.tables import Cell
 from kvbench.runs.record.results import WELL_USED, Memory, Results
@@ -74,18 +73,8 @@ def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
 
 def name_time(runs: Sequence[Results]) -> str:
     """Return the heading of the time that a sample takes: `s/image`, `s/text`, or `s/sample` for both kinds."""
-    kinds = set(map(_name_sample, runs))
+    kinds = {"image" if run.latency.tokens_per_second is None else "text" for run in runs}
     return f"s/{kinds.pop() if len(kinds) == 1 else 'sample'}"
-
-
-def _name_sample(run: Results) -> str:
-    counted = run.latency.tokens_per_second is not None
-    forced = any(
-        evaluator.protocol == FORCED and evaluator.status == "ok" for evaluator in run.evaluated.values()
-    )
-    if counted and forced:
-        return "sample"  # the output may be a text or an image
-    return "text" if counted or forced else "image"
 
 
 def _write_percent(share: float | None) -> str:

@@ -115,7 +115,7 @@ def list_bytes() -> list[Results]:
 
 
 def list_costs() -> list[Results]:
-    """Times of images and texts, on a busy machine, without some samples; budgets that are not used; a GPU's memory."""
+    """Times of images, one scored, and a text; on a busy machine, without some samples; unused budgets; a GPU."""
     one = run("heatkv", 0.1, 25.0)
     full = with_memory(run("full", 1, None), peak_bytes=800, rebuild_bytes=900, transient_bytes=100, batch=2)
     needed = {"peak_bytes": 90, "rebuild_bytes": 100, "transient_bytes": 60, "state_bytes": 40, "batch": 1}
@@ -124,7 +124,7 @@ def list_costs() -> list[Results]:
         replace(with_memory(one, **needed), reference=full.run, run="needed", method="cake"),
         with_memory(full, gpu_peak_bytes=3 * 2**20),
         text,
-        replace(text, evaluated={"kl": Evaluated({}, "ok", "forced")}, run="read", method="tova"),
+        replace(one, evaluated={"kl": Evaluated({}, "ok", "forced")}, run="read", method="tova"),
         with_latency(replace(one, run="mixed", method="cam"), samples=40, others=56),
         with_memory(
             replace(one, run="short", method="d2o"), budget_tokens=90, last_tokens=26, least_share=1.0
