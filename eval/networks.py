@@ -1,6 +1,7 @@
 """Arithmetic, preprocessing and loading shared by pretrained networks."""
 
 import contextlib
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,28 @@ def full_float32() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = cudnn, matmul
 
 
-def resize_normalised(image: Image.Image, side: int, mean: Sequence[float], sd: Sequence[float]) -> Tensor:
-    """Return an RGB image resized to a square (PIL, bicubic) and normalised, float32 [3, side, side].
+@contextlib.contextmanager
+def expecting(what: str, file: Path) -> Iterator[None]:
+    """Turn errors of loading a file's tensors into a network into a ValueError: the file does not hold `what`."""
+    try:
+        yield
+    except (AttributeError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
+        lacks = isinstance(error, KeyError)
+        why = f"it has no {error.args[0]}" if lacks else str(error).splitlines()[-1].strip()
+        raise ValueError(f"{file} does not hold {what}: {why}") from None
+
+
+def resize_normalised(pixels: Pixels, side: int, mean: Sequence[float], sd: Sequence[float]) -> Tensor:
+    """Return images uint8 [N, H, W, 3] resized to squares (PIL, bicubic) and normalised, float32 [N, 3, side, side].
 
     Mean and standard deviation of each channel are on the scale from 0 to 1.
     """
-    resized = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))
-    return normalise(torch.from_numpy(resized.copy()).permute(2, 0, 1).float() / 255, mean, sd)
+
+    def transform(image: Image.Image) -> Tensor:
+        resized = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))
+        return normalise(torch.from_numpy(resized.copy()).permute(2, 0, 1).float() / 255, mean, sd)
+
+    return stack_pictures(pixels, transform)
 
 
 def normalise(pixels: Tensor, mean: Sequence[float], sd: Sequence[float]) -> Tensor:

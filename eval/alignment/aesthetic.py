@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14, PACKAGES, Clip, read_head, read_state
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.networks import Pixels, full_float32, stack_pictures
+from kvbench.eval.networks import Pixels, expecting, full_float32, stack_pictures
 from kvbench.eval.protocol.scores import MetricSpec
 
 HEAD = Weight.at(
@@ -46,11 +46,8 @@ class Aesthetic(PromptScore):
         """Load both networks."""
         [head, file], hashes = self.require()
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
-        try:
+        with expecting("LAION's aesthetic predictor", head):
             rate = read_head(read_state(head), "layers.", device)
-        except KeyError as error:
-            lacks = f"it has no {error.args[0]}"
-            raise ValueError(f"{head} does not hold LAION's aesthetic predictor: {lacks}") from None
 
         def score(pixels: Pixels, prompts: Sequence[str]) -> Tensor:  # noqa: ARG001 - other scorers read them
             vectors = clip.images(stack_pictures(pixels, clip.transform))

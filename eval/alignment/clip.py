@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.networks import Pixels, full_float32, stack_pictures
+from kvbench.eval.networks import Pixels, expecting, full_float32, stack_pictures
 from kvbench.eval.protocol.scores import MetricSpec
 
 PACKAGES = ("open_clip", "torchvision")
@@ -56,11 +56,8 @@ class Clip:
         kinds = {type(part).__name__ for name, part in network.named_modules() if name.endswith("mlp.gelu")}
         if kinds != {expected}:
             raise ValueError(f"open_clip built {model} with {', '.join(sorted(kinds))}, not {expected}")
-        try:
+        with expecting(f"a {model}", file):
             network.load_state_dict(state)
-        except RuntimeError as error:
-            why = str(error).splitlines()[-1].strip()
-            raise ValueError(f"{file} does not hold a {model}: {why}") from None
         self._network = network.float().eval().to(device)
         self._tokenize = open_clip.get_tokenizer(model)
         self._device = device

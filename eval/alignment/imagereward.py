@@ -13,7 +13,7 @@ from kvbench.core.files import read_text
 from kvbench.eval.alignment.clip import PACKAGES, read_head, read_state
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
-from kvbench.eval.networks import Pixels, full_float32, stack_pictures
+from kvbench.eval.networks import Pixels, expecting, full_float32, stack_pictures
 from kvbench.eval.protocol.scores import MetricSpec
 
 IMAGE_REWARD = Snapshot("THUDM/ImageReward", ("ImageReward.pt", "med_config.json"))
@@ -79,12 +79,9 @@ def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
     import open_clip
 
     state = read_state(folder / "ImageReward.pt")
-    try:
+    with expecting("ImageReward", folder):
         vision, text = _build_vision(state), _build_text(state, _read_config(folder / "med_config.json"))
         rate = read_head(state, "mlp.layers.", device)
-    except (KeyError, RuntimeError) as error:
-        why = str(error).splitlines()[-1].strip()
-        raise ValueError(f"{folder} does not hold ImageReward: {why}") from None
     vision, text = vision.eval().to(device), text.eval().to(device)
     tokenize = load_tokenizer(vocabulary)
     transform = open_clip.image_transform(vision.config.image_size, is_train=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
-from kvbench.eval.networks import to_unit
+from kvbench.eval.networks import expecting, to_unit
 from kvbench.eval.paired.base import Measure, PairedScore
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec
@@ -95,10 +95,9 @@ class DistsNetwork(nn.Module):
         mixed = torch.load(mixture, map_location="cpu", weights_only=True)
         state = torch.load(trunk, map_location="cpu", weights_only=True)
         network = cls(mixed["alpha"], mixed["beta"])
-        names = [f"features.{name}" for name in network.features.state_dict()]
-        if missing := [name for name in names if name not in state]:
-            raise ValueError(f"{trunk} is not a VGG16 state dict: it has no {missing[0]}")
-        network.features.load_state_dict({name.removeprefix("features."): state[name] for name in names})
+        with expecting("a VGG16 state dict", trunk):
+            layers = {name: state[f"features.{name}"] for name in network.features.state_dict()}
+            network.features.load_state_dict(layers)
         return network.eval()
 
     def stages(self, images: Tensor) -> list[Tensor]:

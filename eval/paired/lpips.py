@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
-from kvbench.eval.networks import to_unit
+from kvbench.eval.networks import expecting, to_unit
 from kvbench.eval.paired.base import Measure, PairedScore
 from kvbench.eval.protocol.scores import MetricSpec
 
@@ -55,7 +55,6 @@ def alex(file: Path) -> torch.nn.Module:
     # The package groups AlexNet's layers in slices: slice1.0.weight is features.0.weight.
     trunk = network.get_submodule("net")
     names = {name: "features." + name.split(".", 1)[1] for name in trunk.state_dict()}
-    if missing := sorted(set(names.values()) - set(state)):
-        raise ValueError(f"{file} is not an AlexNet state dict: it has no {missing[0]}")
-    trunk.load_state_dict({name: state[source] for name, source in names.items()})
+    with expecting("an AlexNet state dict", file):
+        trunk.load_state_dict({name: state[source] for name, source in names.items()})
     return network

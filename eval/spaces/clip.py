@@ -4,10 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import torch
-from PIL import Image
-from torch import Tensor
-
 from kvbench.eval.alignment.clip import PACKAGES, Clip
 from kvbench.eval.alignment.hps import MEAN, STD
 from kvbench.eval.files.weights import Weight
@@ -41,14 +37,13 @@ class ClipImages(Space):
         """Return the loaded network, which gives 768 features per image."""
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
         return lambda stack: {
-            "features": clip.images(torch.stack([crop_square(image, clip.side) for image in stack]))
+            "features": clip.images(resize_normalised(crop_squares(stack), clip.side, MEAN, STD))
         }
 
 
-def crop_square(image: Pixels, side: int) -> Tensor:
-    """Return the central square of uint8 [H, W, 3], resized and normalised for CLIP: float32 [3, side, side]."""
-    height, width = image.shape[:2]
-    shorter = min(height, width)
-    top, left = (height - shorter) // 2, (width - shorter) // 2
-    square = Image.fromarray(image[top : top + shorter, left : left + shorter])
-    return resize_normalised(square, side, MEAN, STD)
+def crop_squares(pixels: Pixels) -> Pixels:
+    """Return the central squares [N, side, side, 3] of images [N, H, W, 3]; the side is the shorter of H and W."""
+    height, width = pixels.shape[1:3]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return pixels[:, top : top + side, left : left + side]

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
-from kvbench.eval.networks import Pixels, resize_normalised
+from kvbench.eval.networks import expecting, resize_normalised
 from kvbench.eval.spaces.base import Network, Space
 
 VIT_L_14 = Weight.at(
@@ -47,12 +46,7 @@ class Dinov2(Space):
     def load(self, file: Path, device: str) -> Network:
         """Return the loaded network, which gives 1024 features per image."""
         network = load_dinov2(self.model, file).to(device)
-
-        def find_features(stack: Pixels) -> Mapping[str, Tensor]:
-            pixels = [resize_normalised(Image.fromarray(image), SIDE, MEAN, SD) for image in stack]
-            return {"features": network(torch.stack(pixels).to(device))}
-
-        return find_features
+        return lambda stack: {"features": network(resize_normalised(stack, SIDE, MEAN, SD).to(device))}
 
 
 def load_dinov2(model: str, file: Path) -> nn.Module:
@@ -61,11 +55,9 @@ def load_dinov2(model: str, file: Path) -> nn.Module:
 
     network: nn.Module = timm.create_model(model, pretrained=False, num_classes=0, img_size=SIDE)
     state: Mapping[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
-    try:
+    with expecting(f"a {model}", file):
         inference = {name: value for name, value in state.items() if name != "mask_token"}
         network.load_state_dict({**inference, "pos_embed": resize_positions(state["pos_embed"])})
-    except (KeyError, RuntimeError) as error:
-        raise ValueError(f"{file} does not hold a {model}: {str(error).splitlines()[-1].strip()}") from None
     return network.eval()
 
 

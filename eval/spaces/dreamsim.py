@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from safetensors.torch import load as read_tensors
 from torch import Tensor, nn
 
 from kvbench.eval.alignment.hps import MEAN as CLIP_MEAN
 from kvbench.eval.alignment.hps import STD as CLIP_SD
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
-from kvbench.eval.networks import Pixels, resize_normalised
+from kvbench.eval.networks import Pixels, expecting, resize_normalised
 from kvbench.eval.spaces.base import Network, Space
 from kvbench.eval.spaces.dinov2 import MEAN, SD
 
@@ -95,11 +94,10 @@ class DreamSimEmbeddings(Space):
         networks = [network.to(device) for network in load_branches(file, trunk, self.heads)]
 
         def embed(stack: Pixels) -> Mapping[str, Tensor]:
-            pictures = [Image.fromarray(image) for image in stack]
-            parts = []
-            for branch, network in zip(BRANCHES, networks, strict=True):
-                pixels = [resize_normalised(picture, SIDE, branch.mean, branch.sd) for picture in pictures]
-                parts.append(network(torch.stack(pixels).to(device)))
+            parts = [
+                network(resize_normalised(stack, SIDE, branch.mean, branch.sd).to(device))
+                for branch, network in zip(BRANCHES, networks, strict=True)
+            ]
             return {"features": centre(torch.cat(parts, 1))}
 
         return embed
@@ -116,20 +114,16 @@ def load_branches(archive: Path, trunk: Path, heads: int) -> list[nn.Module]:
     Raises:
         ValueError: a tensor is missing, or the adapter has unsupported settings.
     """
-    try:
-        with zipfile.ZipFile(archive) as members:
-            updates = read_updates(members)
-            states: list[State] = [
-                _load(trunk) if branch.file is None else _load(members, branch.file)["state_dict"]
-                for branch in BRANCHES
-            ]
+    with expecting(f"DreamSim's ensemble, with {trunk}", archive), zipfile.ZipFile(archive) as members:
+        updates = read_updates(members)
+        states: list[State] = [
+            _load(trunk) if branch.file is None else _load(members, branch.file)["state_dict"]
+            for branch in BRANCHES
+        ]
         for branch_updates, state in zip(updates.values(), states, strict=True):
             for layer, update in branch_updates.items():
                 state[layer] = state[layer].float() + update
         return [build_branch(branch, state, heads) for branch, state in zip(BRANCHES, states, strict=True)]
-    except (KeyError, RuntimeError, zipfile.BadZipFile) as error:
-        why = str(error).splitlines()[-1].strip()
-        raise ValueError(f"{archive} and {trunk} do not hold DreamSim's ensemble: {why}") from None
 
 
 def read_updates(members: zipfile.ZipFile) -> dict[int, State]:

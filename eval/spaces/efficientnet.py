@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.networks import Pixels, resize_normalised, stack_pictures
+from kvbench.eval.networks import expecting, resize_normalised
 from kvbench.eval.spaces.base import Network, Space
 
 LITE0 = Weight(
@@ -45,12 +45,7 @@ class EfficientNetLite0(Space):
     def load(self, file: Path, device: str) -> Network:
         """Return the loaded network, which gives 1280 features per image."""
         network = load_efficientnet(self.model, file).to(device)
-
-        def find_features(stack: Pixels) -> Mapping[str, Tensor]:
-            pixels = stack_pictures(stack, lambda image: resize_normalised(image, SIDE, MEAN, SD))
-            return {"features": network(pixels.to(device))}
-
-        return find_features
+        return lambda stack: {"features": network(resize_normalised(stack, SIDE, MEAN, SD).to(device))}
 
 
 def load_efficientnet(model: str, file: Path) -> nn.Module:
@@ -59,9 +54,7 @@ def load_efficientnet(model: str, file: Path) -> nn.Module:
 
     network: nn.Module = timm.create_model(model, pretrained=False)
     state: Mapping[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
-    try:
+    with expecting(f"a {model}", file):
         network.load_state_dict(dict(zip(network.state_dict(), state.values(), strict=True)))
-    except (AttributeError, RuntimeError, ValueError) as error:
-        raise ValueError(f"{file} does not hold a {model}: {str(error).splitlines()[-1].strip()}") from None
     network.classifier = nn.Identity()
     return network.eval()

@@ -19,7 +19,7 @@ from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, StoredFeatures, load_features
 from kvbench.eval.files.weights import Weight, loading
-from kvbench.eval.networks import full_float32, to_unit
+from kvbench.eval.networks import expecting, full_float32, to_unit
 from kvbench.eval.protocol.base import Evaluator, Result
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
@@ -64,13 +64,9 @@ class SceneFeatures(nn.Module):
     def load(cls, path: Path) -> "SceneFeatures":
         """Load a trained network (safetensors) in float32; raise ValueError for another network."""
         tensors = {name: tensor.float() for name, tensor in load_file(path).items()}
-        if "head.weight" not in tensors:
-            raise ValueError(f"{path}: not a scenes feature network, it has no head.weight")
-        network = cls(len(tensors["head.weight"]))
-        try:
+        with expecting("a scenes feature network", path):
+            network = cls(len(tensors["head.weight"]))
             network.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise ValueError(f"{path}: not a scenes feature network: {error}") from error
         return network.eval()
 
     def stages(self, images: Tensor) -> list[Tensor]:

@@ -227,7 +227,7 @@ def test_scenes_network_is_small_and_reads_any_size() -> None:
 
 
 def test_another_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not a scenes feature network"):
+    with pytest.raises(ValueError, match="does not hold a scenes feature network"):
         SceneFeatures.load(GOLDEN / "arrays.safetensors")
 
 

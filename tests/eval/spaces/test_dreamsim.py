@@ -88,6 +88,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     assert "sets use_rslora, which is not supported" in reason(DreamSim(space), "failed", run, run)
     space = make_space(tmp_path)
     torch.save(states("clip"), tmp_path / DINO.file)
-    assert "do not hold DreamSim's ensemble" in reason(DreamSim(space), "failed", run, run)
+    assert "does not hold DreamSim's ensemble" in reason(DreamSim(space), "failed", run, run)
     (tmp_path / ENSEMBLE.file).write_text("no archive")
-    assert "do not hold DreamSim's ensemble" in reason(DreamSim(space), "failed", run, run)
+    assert "does not hold DreamSim's ensemble" in reason(DreamSim(space), "failed", run, run)
