@@ -49,9 +49,9 @@ def read_metrics(name: str) -> dict[str, Settings]:
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except (AttributeError, TypeError):
-        raise ValueError(f"{path}: holds no metrics by name") from None
+        raise ValueError(f"{path}: must map each metric's name to settings with _target_") from None
     if wrong:
-        raise ValueError(f"{path}: {wrong[0]} names no class in _target_")
+        raise ValueError(f"{path}: {wrong[0]} has no _target_; name its class there")
     metrics: dict[str, Settings] = {}
     for member in members:
         sibling = path.with_name(f"{member}.yaml")

@@ -116,7 +116,7 @@ def choose_backend(request: Request) -> Backend:
     On an H100 (128 channels, forward) FlashAttention-3 reaches 638 TFLOP/s, cuDNN 609, FlashAttention-2 368
     (arXiv:2407.08608). `flash` is FlashAttention-2 unless another implementation is active.
     """
-    request = request._replace(head_dim=request.head_dim + -request.head_dim % 8)  # with added zeros
+    request = request._replace(head_dim=request.head_dim + -request.head_dim % 8)  # padded with zero channels
     order = list(BACKENDS)
     if request.device.type == "cuda" and find_flash(request.device):
         order.insert(0, "flash")

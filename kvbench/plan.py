@@ -128,7 +128,7 @@ def make_plan(
     blank = None
     if isinstance(needs, Observer):
         needs.prepare(spec)
-        blank = Artifact(needs.kind, needs.average())  # of a calibration without prompts: zeros
+        blank = Artifact(needs.kind, needs.average())  # zeros, as from a calibration without prompts
     if packing is not None:
         budget = fit_budget(method, spec, budget, blank, packing)
     method.prepare(spec, budget, blank)

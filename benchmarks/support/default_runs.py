@@ -37,7 +37,7 @@ def list_launched(models: Sequence[str]) -> Found:
     """Return the variants of default runs of models (`all`: every model), and of all storages for `NARROW` models."""
     found: Found = {}
     if "all" in models:
-        models = [name for name in list_choices("model") if name != "decoder"]  # it adds no kernels
+        models = [name for name in list_choices("model") if name != "decoder"]  # `decoder` launches no others
     storages = sorted(
         path.relative_to(CONF / "storage").with_suffix("") for path in CONF.glob("storage/**/*.yaml")
     )

@@ -109,7 +109,7 @@ def read_state(file: Path, *, scripted: bool = False) -> Mapping[str, Tensor]:
         raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     state = content.get("state_dict", content) if isinstance(content, Mapping) else content
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{file} holds no tensors by name")
+        raise ValueError(f"{file} holds no tensors by name; give the network's state dict")
     return {name.removeprefix("module."): value for name, value in state.items()}
 
 

@@ -116,7 +116,7 @@ class Dpg(Evaluator):
         path, sha256 = self.files[0].require()
         questions = read_questions(path, official=self.official)
         if unknown := [item for item in items.values() if item not in questions]:
-            raise ValueError(f"{path} has no questions about item {unknown[0]}")
+            raise ValueError(f"{path} has no questions about item {unknown[0]}; copy it again")
         dropped = _find_incomplete(questions)
         with loading(self.vqa.weights):
             answer, hashes = self.vqa.load(device)

@@ -104,7 +104,7 @@ def read_results(path: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
             *each, mean = map(float, match["scores"].split(", "))
             item = Path(match["path"]).stem
             if item in scores:
-                raise ValueError(f"{path}, line {number}: {item} appears twice")
+                raise ValueError(f"{path}, line {number}: {item} appears twice; make the file again")
             if abs(mean - float(np.mean(each))) > 1e-6 or not 0 <= min(each) <= max(each) <= 1:
                 raise ValueError(f"{path}, line {number}: {mean} is not the mean of scores from 0 to 1")
             scores[item] = each
@@ -114,6 +114,6 @@ def read_results(path: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
             f"{path}: not the output of a finished compute_dpg_bench.py: lines of pictures, then `DPG-Bench score: ...`"
         )
     if abs(float(total["value"]) - 100 * np.mean([np.mean(each) for each in scores.values()])) > 1e-4:
-        raise ValueError(f"{path}: its DPG-Bench score {total['value']} is not the mean of its lines")
+        raise ValueError(f"{path}: score {total['value']} is not the mean of its lines; make it again")
     summary = text.partition("L1 category scores:\n")[2].partition("L2 category scores:")[0]
     return scores, {match["name"]: float(match["value"]) for match in CATEGORY.finditer(summary)}

@@ -165,4 +165,4 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(read_text(path)))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read as settings by name: {error}") from None
+        raise ValueError(f"{path} cannot be read as settings by name: {error}; copy it again") from None

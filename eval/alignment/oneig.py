@@ -134,7 +134,7 @@ class OneIg(OfficialProgram):
                 )
             if score.value is None or not abs(score.value - whole) < 1e-6:
                 given = f"the prompts' {name} gives {score.value}"
-                raise ValueError(f"{path}: {given}, the official total is {whole}")
+                raise ValueError(f"{path}: {given}, the official total is {whole}; make it again")
             scores[f"oneig_{name}[official]"] = score
             for column, of_prompts in by_column.items():
                 columns[column] = [of_prompts.get(key, math.nan) for key in groups]
@@ -163,7 +163,7 @@ def read_part(
     scored = {keys[row]: cell for row, cell in cells.items()}
     totals = read_column(whole, part.total)
     if MODEL not in totals:
-        raise ValueError(f"{whole}: no row {MODEL}")
+        raise ValueError(f"{whole}: no row {MODEL}; make the table again")
     return (scored, float(totals[MODEL])) if scored else None
 
 
@@ -201,7 +201,7 @@ def score_texts(
         raise FileNotFoundError(f"{path} is missing: copy scripts/text/{TEXTS_FILE} of OneIG-Benchmark to it")
     texts = read_column(path, "text_content", key="id")
     if missing := [number for _, number in cells if number not in texts]:
-        raise ValueError(f"{path}: no text of prompt {missing[0]}")
+        raise ValueError(f"{path}: no text of prompt {missing[0]}; copy it again")
     plain = [IGNORED_CHARACTERS.sub("", texts[number]) for _, number in cells]
     words = np.array([len(text.split()) for text in plain], np.float64)
     rows: NDArray[np.float64] = np.array([json.loads(cell) for cell in cells.values()], np.float64)

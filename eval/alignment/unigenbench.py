@@ -87,7 +87,7 @@ class UniGenBench(OfficialProgram):
         check_names(path, [name for name in (*answers, *dropped) if name in groups], groups)
         indices = [index for name, [index] in groups.items() if name in answers]
         if not indices:
-            raise ValueError(f"{path}: no answer on any image can be read")
+            raise ValueError(f"{path}: no answer on any image can be read; make it again")
         judged = [answers[name] for name in groups if name in answers]
         clusters = [images.samples[index].cluster for index in indices]
         columns: dict[str, Sequence[object]] = {
@@ -127,7 +127,7 @@ def read_answers(path: Path) -> tuple[dict[str, Points], list[str]]:
     for row in read_table(path, COLUMNS):
         name = Path(row["img_path"]).stem
         if name in points or name in dropped:
-            raise ValueError(f"{path}: {name}.png appears twice")
+            raise ValueError(f"{path}: {name}.png appears twice; remove one")
         try:
             points[name] = parse_points(row["testpoint"], row["result_json"])
         except (SyntaxError, KeyError, TypeError, json.JSONDecodeError):

@@ -46,7 +46,7 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]
         flaw = f"has {width} x {height} pixels{BOUND}"
         if frames > 1:
             flaw = f"is animated: save one of its {frames} frames as an image"
-    except SampleSetError:  # about another picture that the block opened
+    except SampleSetError:  # raised for another picture, which the block opened
         raise
     except Image.DecompressionBombError:
         flaw = f"has too many pixels{BOUND}"

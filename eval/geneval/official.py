@@ -76,7 +76,7 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
         for name, [index] in groups.items():
             original = images.samples[index].original
             if verdicts[name].get("prompt", original) != original:
-                raise ValueError(f"{path}: its verdict on {name} is about another prompt")
+                raise ValueError(f"{path}: its verdict on {name} is about another prompt; make it again")
         judged = [verdicts[name] for name in groups]
         correct = [bool(verdict["correct"]) for verdict in judged]
         columns: dict[str, list[object]] = {
@@ -99,5 +99,5 @@ def read_verdicts(path: Path) -> dict[str, Mapping[str, Any]]:
             verdicts[f"{parts[-3]}/samples/{parts[-1]}"] = verdict
             verdict["correct"]
         except (ValueError, KeyError, TypeError, IndexError):
-            raise ValueError(f"{path}, line {number}: not a verdict with filename and correct") from None
+            raise ValueError(f"{path}, line {number}: needs filename and correct; make it again") from None
     return verdicts

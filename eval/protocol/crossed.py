@@ -176,7 +176,7 @@ def _cross_scores(name: str, runs: _Runs, scores: Sequence[Score]) -> tuple[Scor
     table = _spread_replicates(scores)
     if table is not None:
         found = _find_interval(table, runs.choices, limits)
-        if found is not None and own is not None and _width(found.interval) == 0:  # as of shares of 1
+        if found is not None and own is not None and _width(found.interval) == 0:  # such as shares of 1
             found = replace(found, interval=own)
         return mean, found
     averaged = [kind[0] for kind in _average_choices(np.array([values]), runs.choices)]

@@ -114,7 +114,7 @@ def run_by_hydra(arguments: list[str]) -> None:
         return
     if parsed.shell_completion and not show_completions(os.environ.get("COMP_LINE")):
         return
-    options = [word for word in arguments if word not in parsed.overrides]  # Hydra wants them apart
+    options = [word for word in arguments if word not in parsed.overrides]  # Hydra parses no mixed order
     sys.argv[1:] = [*options, *parsed.overrides]
     if not parsed.shell_completion:
         with hydra_of_kvbench():

@@ -100,7 +100,7 @@ def join(count: int, device: str) -> Processes:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ProcessLost(
-            f"process {os.environ.get('RANK')} of {count}: the others did not join ({reason})"
+            f"process {os.environ.get('RANK')} of {count}: the others did not join ({reason}); start all again"
         ) from None
     assert isinstance(messages, dist.ProcessGroup)  # this process is a member
     return Processes(dist.get_rank(), count, messages)

@@ -114,7 +114,7 @@ class Ledger:
     )  # bytes that attention would read
     _layers: list[tuple[Sequence[int], ...]] = field(
         init=False, repr=False, compare=False
-    )  # these three for each layer
+    )  # `_tokens`, `_bytes` and `_read_bytes` of each layer
 
     @classmethod
     def open(cls, spec: ModelSpec, sequences: int, *, observes_lse: bool) -> "Ledger":

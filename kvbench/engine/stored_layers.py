@@ -122,7 +122,7 @@ class StoredLayers:
             store.queries = present.q.unflatten(2, (-1, self._segment.length))
         self._waiting.append(present)
         if self._plain is not None and self._padding is not None:
-            # Padded prompts wait beside their copies in the storage, pending tokens of unequal rows as copies.
+            # Padded prompts are in the storage too. Later tokens wait as copies, or as views if rows are equally long.
             copies = (one for one in self._waiting if not (self._segment.index and one.store.layout.uniform))
             self.ledger.record_transient(sum(one.k.nbytes + one.v.nbytes for one in copies))
         self._record(present.layer)

@@ -190,7 +190,7 @@ class HpsV2(PromptSet):
                 raise ConfigError(f"prompts.path={path}: {file.name} is missing. {self.remedy()}")
             texts = read_file(file, parse_json)
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise ConfigError(f"prompts.path={file}: not a JSON list of strings")
+                raise ConfigError(f"prompts.path={file}: not a JSON list of strings. {self.remedy()}")
             entries += [(text, {"style": style}) for text in texts]
         return entries
 

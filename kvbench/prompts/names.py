@@ -25,6 +25,6 @@ class Names(PromptSet):
         try:
             names = read_names(path)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"prompts.path={path}: cannot be read ({error})") from None
+            raise ConfigError(f"prompts.path={path}: cannot be read ({error}). {self.remedy()}") from None
         split = "held_out" if self.held_out else "train"
         return [(name.caption, {"category": name.category}) for name in names if name.split == split]

@@ -36,7 +36,7 @@ class Mjhq30k(PromptSet):
             for name, entry in read_file(path, parse_json).items()
         ]
         if unknown := {str(meta["category"]) for _, meta in entries} - set(CATEGORIES):
-            raise ConfigError(f"prompts.path={path}: {min(unknown)} is not a category of MJHQ-30K")
+            raise ConfigError(f"prompts.path={path}: {min(unknown)} is no MJHQ-30K category. {self.remedy()}")
         return entries
 
 

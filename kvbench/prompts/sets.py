@@ -95,12 +95,12 @@ class PromptSet:
             entries = self.entries(path)
         except (AttributeError, KeyError, TypeError) as error:
             why = f"{type(error).__name__} {error}"
-            raise ConfigError(f"prompts.path={path}: not {self.form} ({why})") from None
+            raise ConfigError(f"prompts.path={path}: not {self.form} ({why}). {self.remedy()}") from None
         if self.parts is not None:
             field, key, _ = self.parts
             entries = [entry for entry in entries if entry[1][key] in getattr(self, field)]
         if not entries:
-            raise ConfigError(f"prompts.path={path}: contains no prompts")
+            raise ConfigError(f"prompts.path={path}: contains no prompts. {self.remedy()}")
         if blank := [number for number, (text, _) in enumerate(entries) if not text.strip()]:
             raise ConfigError(f"prompts.path={path}: prompt {blank[0]} is empty; remove it")
         return entries
@@ -135,7 +135,7 @@ class PromptSet:
     def remedy(self) -> str:
         """Return instructions for obtaining the set's files."""
         fetched = ", or set prompts.download=true" if self.files else ""
-        source = self.source or f"{Path(self.files[0].url).name} from {self.files[0].url}"
+        source = self.source or "".join(f"{Path(file.url).name} from {file.url}" for file in self.files[:1])
         return f"Get {source} and set prompts.path to it{fetched}"
 
 

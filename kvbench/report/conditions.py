@@ -74,7 +74,7 @@ def keep_one_count(runs: Sequence[Results], count: object = None) -> list[Result
             f"prompts.count={show(count)}: no finished run has so many samples; there are {there}"
         )
     ranked = sorted(counts, key=lambda key: (counts[key], key[2]))
-    chosen = {(model, prompts): n for model, prompts, n in ranked}  # the last of each
+    chosen = {(model, prompts): n for model, prompts, n in ranked}  # the most common, the larger on ties
     return [run for run in runs if run.n == (count or chosen[run.model_label, run.prompts_label])]
 
 

@@ -35,7 +35,7 @@ def test_the_command_tells_conflicts_in_one_line_each(command: Command, tmp_path
         f"conflict: m/{name}: sample 0 differ; the existing samples are kept",
         "merged 2 runs and calibrations: 0 samples added, 2 known; 1 conflicts",
     ]
-    assert (status, err) == (1, "error: task=merge: 1 conflicts; what was in runs is unchanged\n")
+    assert (status, err) == (1, "error: task=merge: 1 conflicts; delete a kept run to take the other one\n")
 
 
 @pytest.mark.slow

@@ -64,13 +64,13 @@ device=hpu | device=hpu: only auto, cpu, cuda
 device=cpu:5 | device=cpu:5: only auto, cpu, cuda
 device=cuda:99 | device=cuda:99: torch finds
 method._target_=kvbench.nothing.X | method._target_=kvbench.nothing.X: cannot be imported
-method._target_=os.getcwd | method._target_=os.getcwd: use a concrete class with needs, prepare, keep
-model._target_=builtins.dict | model._target_=builtins.dict: use a concrete class with spec, load, generate
-prompts._target_=builtins.dict | prompts._target_=builtins.dict: use a concrete class with load
-method._target_=kvbench.models.base.Model | method._target_=kvbench.models.base.Model: use a concrete class with
-model._target_=kvbench.models.base.Model | model._target_=kvbench.models.base.Model: use a concrete class with
+method._target_=os.getcwd | method._target_=os.getcwd: set method= for a concrete class with needs, prepare, keep
+model._target_=builtins.dict | model._target_=builtins.dict: set model= for a concrete class with spec, load, generate
+prompts._target_=builtins.dict | prompts._target_=builtins.dict: set prompts= for a concrete class with load
+method._target_=kvbench.models.base.Model | method._target_=kvbench.models.base.Model: set method= for a concrete class
+model._target_=kvbench.models.base.Model | model._target_=kvbench.models.base.Model: set model= for a concrete class
 method=lookm method@method.base=streaming_llm | method.base._target_=kvbench.methods.streaming_llm.StreamingLLM: must
-+eval.x._target_=os.getcwd | eval.x._target_=os.getcwd: use a concrete class with metrics, run
++eval.x._target_=os.getcwd | eval.x._target_=os.getcwd: set eval= for a concrete class with metrics, run
 +eval.x=3 | eval.x._target_=null: not a class
 model.sources=null | model.sources=null: must be a group of keys
 model.sources.text=null | model.sources.text=null: must be a group of keys

@@ -387,7 +387,7 @@ def answered(testpoint: str, result: str, **more: str) -> list[dict[str, str]]:
         (write_unigenbench, answered("['Style']", "null", img_path="9_0.png"), "9_0.png appears twice"),
         (write_verdicts, VERDICTS[:3], "no result for 00000/samples/00000.png (1 of 4"),
         (write_verdicts, [{**one, "prompt": "a cat"} for one in VERDICTS], "is about another prompt"),
-        (write_verdicts, [{"correct": True}], "line 1: not a verdict"),
+        (write_verdicts, [{"correct": True}], "line 1: needs filename and correct"),
     ],
 )
 def test_other_results_are_refused(

@@ -101,10 +101,10 @@ def test_metrics_of_an_installed_plugin_are_found(tmp_path: Path, monkeypatch: p
 
 
 BAD_FILES = r"""
-| bad.yaml: holds no metrics by name
-- psnr | bad.yaml: holds no metrics by name
-psnr: | bad.yaml: holds no metrics by name
-psnr: {batch: 4} | bad.yaml: psnr names no class in _target_
+| bad.yaml: must map each metric's name to settings with _target_
+- psnr | bad.yaml: must map each metric's name to settings with _target_
+psnr: | bad.yaml: must map each metric's name to settings with _target_
+psnr: {batch: 4} | bad.yaml: psnr has no _target_; name its class there
 psnr: { | bad.yaml: not YAML
 defaults: [gone] | ^gone: no such metric or group; did you mean none\?.*all: kvbench list metrics
 a: {_target_: kvbench.no.Such} | ^a._target_=kvbench.no.Such: cannot be imported .*No module named

@@ -72,7 +72,7 @@ REFUSED = {
     "emu3_gen": [
         ("sources.text", LACKING, "model.sources names no text; use model.weights=random"),
         ("tokenizer.codes", 64, "model.transformer.codes=32768: must be model.tokenizer.codes=64"),
-        ("tokenizer.latents", 8, "must be channels=4"),
+        ("tokenizer.latents", 8, "must equal channels=4"),
         ("tokenizer.widths", [], "must have the channels of at least one resolution"),
         *(("transformer.image", image, "at least 2 tokens") for image in ([0, 5], [5, 0], [-2, -2])),
         ("transformer.vocabulary", 32774, "codes=32768 and 6 special tokens leave no text tokens"),

@@ -101,7 +101,7 @@ FILES: list[tuple[Callable[..., PromptSource], str, str | bytes, str]] = [
     (Mjhq30k, "set", '{"a": ', "cannot be read"),
     (Mjhq30k, "set", '[{"prompt": "a"}]', "not MJHQ-30K's meta_data.json"),
     (Mjhq30k, "set", '{"a": {"prompt": "a"}}', "not MJHQ-30K's meta_data.json"),
-    (Mjhq30k, "set", '{"a": {"prompt": "a", "category": "cats"}}', "cats is not a category of MJHQ-30K"),
+    (Mjhq30k, "set", '{"a": {"prompt": "a", "category": "cats"}}', "cats is no MJHQ-30K category. Get meta_data.json"),
     (ImageReward, "set", '{"id": "a", "prompt": "b"}', "not a JSON list of objects"),
     (ImageReward, "set", '[{"prompt": "b"}]', "not a JSON list of objects"),
     (ImageReward, "set", "[]", "contains no prompts"),

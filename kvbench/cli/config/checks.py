@@ -90,7 +90,7 @@ def check_kind(node: object, key: str, group: str) -> type:
         or isabstract(target)
         or not attributes.issuperset(names)
     ):
-        raise ConfigError(f"{key}._target_={path}: use a concrete class with {', '.join(names)} ({group}=)")
+        raise ConfigError(f"{key}._target_={path}: set {group}= for a concrete class with {', '.join(names)}")
     return target
 
 

@@ -154,7 +154,7 @@ def _describe_cause(error: InstantiationException, cause: BaseException) -> str:
     line = _describe(cause, ())
     if key is None or re.match(r"\w+(\.\w+)+[:=]", line):
         return line
-    # an object knows its fields, not their key
+    # the message of an object begins with its field, without the object's key
     return key[1] + ("." if re.match(r"\w+=", line) else ": ") + line
 
 
@@ -218,7 +218,7 @@ def _name_files(line: str, arguments: Sequence[str]) -> str:
 
 def _list_keys(arguments: Sequence[str]) -> list[str]:
     choices = [
-        word if "[" in word else word.partition(",")[0]  # of a sweep the first
+        word if "[" in word else word.partition(",")[0]  # the first value of a sweep
         for word in map(name_base, arguments)
         if re.split("[@=]", word)[0] in CHOICE_KEYS
     ]

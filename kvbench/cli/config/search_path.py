@@ -93,7 +93,7 @@ def list_methods(family: str) -> list[str]:
     for name in list_choices("method"):
         with leaving_out(f"method={name}"):
             node = loader.repository.load_config(f"method/{name}").config
-            if "_target_" not in node:  # its base names the class; composing takes 20 times as long
+            if "_target_" not in node:  # the file's base names it; composing takes 20 times as long
                 node = hydra.compose(f"method/{name}").method
             if family in check_kind(node, "method", "method").families:  # type: ignore[attr-defined]
                 found.append(name)

@@ -33,7 +33,7 @@ def show_list(words: Sequence[str]) -> None:
     Raises:
         ConfigError: no word is a kind, or no line has all other words.
     """
-    words = [word for word in words if not word.startswith("hydra.searchpath=")]  # Hydra reads this one
+    words = [word for word in words if not word.startswith("hydra.searchpath=")]  # Hydra reads this key
     kinds = [word for word in dict.fromkeys(words) if word in GROUPS]
     if words and not kinds:
         near = find_near(words[0], GROUPS)

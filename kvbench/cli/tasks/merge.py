@@ -42,6 +42,4 @@ def merge(_: DictConfig, settings: Settings) -> None:
     counts = f"merged {len(merged)} runs and calibrations: {added} samples added, {known} known"
     say(f"{counts}; {len(problems)} conflicts")
     if problems:
-        raise ConfigError(
-            f"task=merge: {len(problems)} conflicts; what was in {settings.runs_dir} is unchanged"
-        )
+        raise ConfigError(f"task=merge: {len(problems)} conflicts; delete a kept run to take the other one")

@@ -104,7 +104,7 @@ class Leverage(Scored):
 
     revision: ClassVar[int] = 2  # before, leverage was solved for in float32
     limits = set_limits(sketch=Limit(1))
-    graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each row
+    graph_obstacle = SOLVED_BY_LIBRARY  # each row solves a linear system
 
     def score(self, view: View) -> Tensor:
         """Return the leverage of each key, float32 [rows, slots]."""
@@ -181,7 +181,7 @@ class Compactor(NonCausal):
 
     revision: ClassVar[int] = 6  # before, the last chunk of a text was masked by default
     limits = set_limits(chunk=Limit(1), mix=Limit(0), trailing=Limit(0), sketch=Limit(1))
-    graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each row
+    graph_obstacle = SOLVED_BY_LIBRARY  # each row solves a linear system
 
     def observe(self, view: View) -> None:
         """Score the segment's tokens except the first and last tokens."""

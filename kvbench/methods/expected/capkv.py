@@ -51,7 +51,7 @@ class CapKV(Scored):
     asked: Literal["prompt", "every"] = "every"
 
     limits = set_limits(tau=Limit(0), future=Limit(1))
-    graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each query head
+    graph_obstacle = SOLVED_BY_LIBRARY  # each query head solves a linear system
     uses_value_norms = True  # leverage grows with the norm of values
 
     def score(self, view: View) -> Tensor:

@@ -76,7 +76,7 @@ def fill_gaps(held: Ints, arriving: Sequence[int], total: int, heads: int = 1) -
         after = held[k + 1] if k + 1 < len(held) else held[k]
         for begin in range(0, columns, heads):
             end = begin + heads
-            # While this segment runs, from this layer on; while the next segment runs, up to the layer before.
+            # Totals while this segment runs, from this layer on; while the next one runs, up to the layer before.
             now = (held[k].cumsum() + before.sum() - before.cumsum())[end - 1 :: heads]
             moved = (after - held[k]).cumsum()[heads - 1 : begin : heads]
             later = held[k].sum() + np.concatenate(([0], moved))

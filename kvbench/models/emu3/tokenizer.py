@@ -20,7 +20,7 @@ class Emu3VQConfig(VQGANConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.latents != self.channels:
-            raise ValueError(f"model.tokenizer.latents={self.latents}: must be channels={self.channels}")
+            raise ValueError(f"model.tokenizer.latents={self.latents}: must equal channels={self.channels}")
 
     @property
     def networks(self) -> NetworkConfig:

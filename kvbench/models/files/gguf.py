@@ -146,7 +146,7 @@ class _Cursor:
         if inner == STRING:
             return [self.read_text() for _ in range(count)]
         if inner not in NUMBERS:
-            raise ValueError(f"values of type {inner} are not supported")
+            raise ValueError(f"values of type {inner} are not supported; convert it again")
         width = struct.calcsize(NUMBERS[inner])
         return [value for (value,) in struct.iter_unpack(f"<{NUMBERS[inner]}", self.take(count * width))]
 
@@ -162,7 +162,7 @@ def read_gguf(path: Path) -> Gguf:
     """
     with open_file(path, MAX_STREAMED) as file:
         if file.read(len(MAGIC)) != MAGIC:
-            raise ValueError("it does not begin with GGUF")
+            raise ValueError("it does not begin with GGUF; download it again")
         cursor = _Cursor(data := mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     cursor.take(len(MAGIC))
     if (version := cursor.read_count("I")) not in VERSIONS:
@@ -172,7 +172,7 @@ def read_gguf(path: Path) -> Gguf:
     placed = list(_read_tensors(cursor, tensors))
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
-        raise ValueError(f"general.alignment is {alignment}, must be a positive integer")
+        raise ValueError(f"general.alignment is {alignment}, must be a positive integer; convert it again")
     start = -(-cursor.position // alignment) * alignment
     end = start + max((offset + size for *_, offset, size in placed), default=0)
     if end > len(data):

@@ -72,7 +72,7 @@ def find_architecture(file: Gguf) -> str:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ValueError(
-            f"general.architecture is {name!r:.60}, but only {', '.join(ARCHITECTURES)} are read"
+            f"general.architecture is {name!r:.60}, not {' or '.join(ARCHITECTURES)}; use the model's safetensors"
         )
     for key, value in file.metadata.items():
         suffix = key.removeprefix(f"{name}.")
@@ -88,7 +88,7 @@ def _rename(name: str, architecture: str) -> str:
     layer, part, kind = match.groups() if match else (None, "", "")
     names = NAMES if layer is None else LAYER_NAMES | OTHER_NAMES.get(architecture, {})
     if part not in names:
-        raise ValueError(f"{name:.80} is not a tensor of a supported decoder")
+        raise ValueError(f"{name:.80} is not a known tensor; use the model's safetensors")
     return f"{names[part]}.{kind}" if layer is None else f"model.layers.{layer}.{names[part]}.{kind}"
 
 

@@ -113,7 +113,7 @@ def _build(file: Gguf, kind: str, tokens: list[str]) -> "Tokenizer":
     pairs = [merge.partition(" ")[::2] for merge in _find_strings(file, "merges")]
     unknown = [pair for pair in pairs if not vocabulary.keys() >= {*pair, "".join(pair)}]
     if unknown:
-        raise ValueError(f"tokenizer.ggml.merges has {unknown[0]!r:.60}, not two tokens that join to a third")
+        raise ValueError(f"tokenizer.ggml.merges: {unknown[0]!r:.60} are not two tokens that join to a third")
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=kind in WHOLE_WORDS))
     if SPLITS[kind] == (QWEN2,) and kind != "stablelm2":
         tokenizer.normalizer = normalizers.NFC()  # llama.cpp leaves it out, Qwen's tokenizer.json has it

@@ -144,7 +144,7 @@ class Infinity(nn.Module):
         config = self.config
         if config.rope_grid is None:
             raise ValueError(
-                "model.transformer.rope_grid: set the (rows, columns) onto which positions are stretched"
+                "model.transformer.rope_grid: missing; set it to the (rows, columns) onto which positions are stretched"
             )
         return rope.compute_rotations(
             segments, config.rope_grid, config.width // config.heads, config.rope_base, device

@@ -68,7 +68,7 @@ class Janus(Decoder):
 
     def __init__(self, config: JanusConfig) -> None:
         super().__init__(config)
-        del self.output  # it gives logits of text tokens
+        del self.output  # the head of text tokens
         self.gen_embed = nn.Embedding(config.codes, config.code_width)
         self.gen_aligner = Aligner(config)
         self.gen_head = GenerationHead(config)

@@ -24,7 +24,7 @@ def make_config(file: Gguf) -> dict[str, object]:
     head_dim = count_channels(values, name)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise ValueError("it has no tensor token_embd.weight [tokens, channels]")
+        raise ValueError("it has no tensor token_embd.weight [tokens, channels]; download it again")
     config: dict[str, object] = {
         "model_type": name,
         "hidden_size": find_count(values, f"{name}.embedding_length"),
@@ -70,7 +70,7 @@ def _read_scaling(file: Gguf, name: str) -> dict[str, object] | None:
     values, prefix = file.metadata, f"{name}.rope"
     kind = values.get(f"{prefix}.scaling.type", "linear")
     if kind not in ("none", "linear"):
-        raise ValueError(f"{prefix}.scaling.type is {kind!r:.60}, but must be none or linear")
+        raise ValueError(f"{prefix}.scaling.type is {kind!r:.60}, not linear; use the model's safetensors")
     key = f"{prefix}.scaling.factor"
     if key not in values:
         key = f"{prefix}.scale_linear"

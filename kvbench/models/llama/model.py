@@ -72,7 +72,7 @@ class LlamaModel(TextModel):
                 raise WeightsError(f"{origin}: {'; '.join(problems)}")
 
     def _open_tokenizer(self, source: Source) -> TextTokenizer:
-        _ = self.shape  # first of all, the model must be supported
+        _ = self.shape  # raises if the model is not supported
         config, origin = read_config(source)
         stops = find_stop_tokens(config, read_generation_config(source), origin)
         return read_tokenizer(source, thinking=self.thinking, chat=self.chat, stops=stops)

@@ -70,7 +70,7 @@ def open_tokenizer(path: Path) -> "Reader":
 
     try:
         reader = Tokenizer.from_file(str(check_file(path)))
-    except Exception as error:  # the library raises nothing more particular
+    except Exception as error:  # the library raises nothing more specific
         raise ValueError(str(error)) from None
     # A file may store settings of truncation and padding, which official code resets.
     reader.no_truncation()

@@ -101,7 +101,7 @@ def ams_kv_table3(specs: Specs) -> Iterator[PrintedFigure]:
     """Compare AMS-KV's Table 3: no whole number of demanding layers gives the compressed caches."""
     for spec, label, row in list_rows("ams_kv_table3", specs):
         size = re.search(r"batch (\d+)", label)
-        if "CFG" not in label:  # the same memory under other sampling
+        if "CFG" not in label:  # models with CFG have the memory of the others
             yield from _ams_row(spec, row, int(size[1]) if size else AMS_BATCH)
 
 

@@ -40,7 +40,7 @@ def generate(job: Job, folder: RunFolder, cache: KVCache, budget: Budget) -> boo
     limit = settings.batch_size
     with (
         make_bar(total=total, initial=total - absent, desc=folder.path.name, unit="prompt") as bar,
-        working_beside(max_=2) as save,  # a block and the end of its claim
+        working_beside(max_=2) as save,  # saving a block, and ending its claim
     ):
         for wait in (False, True)[: 1 + job.wait_for_others]:
             refused = []

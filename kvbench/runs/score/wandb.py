@@ -69,7 +69,7 @@ class WandB(Tracker):
                 resume="allow" if mode == "online" else None,
                 dir=str(folder),
                 mode=mode,  # type: ignore[arg-type]
-                allow_val_change=True,  # a metric may have been added since
+                allow_val_change=True,  # a metric may be new since the entry was sent
                 reinit="create_new",  # the caller's own run stays open
                 group=group,
                 **about,
