@@ -70,7 +70,7 @@ def check_rules(rules: Iterable[Rule], owner: object, prefix: str = "") -> None:
     """Check the attributes of an object that the keys of rules name; messages put `prefix` before a key.
 
     Raises:
-        ConfigError: names the first wrong key and its value.
+        ConfigError: a value is wrong; the message names the first wrong key and its value.
     """
     for key, is_wrong, problem in rules:
         if is_wrong:
@@ -83,7 +83,7 @@ def check_range(key: str, value: int, min_: int, max_: int) -> None:
     """Check that a number is in a range.
 
     Raises:
-        ConfigError: names the key.
+        ConfigError: the number is outside; the message names the key and the bound.
     """
     if not min_ <= value <= max_:
         bound = f"at least {min_}" if value < min_ else f"at most {max_}"
@@ -130,7 +130,7 @@ def check_objects(node: object, key: str) -> None:
     """Check every `_target_` node against the fields of its dataclass or the parameters of its function.
 
     Raises:
-        ConfigError: names the first invalid key.
+        ConfigError: a key is invalid; the message names the first one.
     """
     if isinstance(node, list):
         for number, item in enumerate(node):
@@ -183,7 +183,7 @@ def check_fields(values: Mapping[str, object], target: type, prefix: str) -> Non
     """Check that values are fields of a dataclass and have the fields' types.
 
     Raises:
-        ConfigError: names the first invalid key.
+        ConfigError: a key is no field, or its value has another type; the message names the first one.
     """
     known = _list_types(target)
     for name, value in values.items():
@@ -204,7 +204,7 @@ def check_value(value: object, hint: object, key: str) -> None:
     """Check that a JSON value has the type of a field.
 
     Raises:
-        ConfigError: names the key, or the first invalid key in it.
+        ConfigError: the type differs; the message names the key, or the first invalid key in it.
     """
     if isinstance(value, Mapping) and isinstance(hint, type) and is_dataclass(hint):
         path, target = value.get("_target_"), None

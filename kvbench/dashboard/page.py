@@ -63,7 +63,7 @@ def write_bundle(
     """Write the page with its images as one file, dashboard-bundle.html, and return its path.
 
     Raises:
-        ConfigError: as `write_dashboard`.
+        ConfigError: see `write_dashboard`.
     """
     path = (output or runs_dir) / BUNDLE
     write_whole(path, render_bundle(runs_dir, chosen, added))
@@ -76,7 +76,7 @@ def render_bundle(
     """Return the page with its images: of every run below `runs_dir`, or of the chosen run folders.
 
     Raises:
-        ConfigError: as `write_dashboard`.
+        ConfigError: see `write_dashboard`.
     """
     document = make_document(runs_dir, chosen, added)
     _check_contents(document, runs_dir, added)

@@ -33,7 +33,7 @@ def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) 
     `runs` are finished runs below `runs_dir` as `combine_seeds` returns them; several seeds are compared seed by seed.
 
     Raises:
-        ConfigError: as `find_pairs`.
+        ConfigError: see `find_pairs`.
     """
     pairs = find_pairs(runs, against)
     compared = [(run, compare_seeds(run, partner, runs_dir)) for run, partner in pairs]

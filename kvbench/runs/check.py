@@ -19,7 +19,7 @@ def check_job(job: Job) -> None:
     """Check budget, method and prompts before weights are loaded.
 
     Raises:
-        ValueError: names the setting or prompt that does not fit.
+        ValueError: a setting or a prompt does not fit; the message names it.
     """
     obstacle = job.cache_plan.graph_obstacle
     if job.settings.cuda_graph is True and obstacle is not None:

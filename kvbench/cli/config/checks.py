@@ -27,7 +27,7 @@ def check_kinds(values: Mapping[str, object]) -> None:
     """Check that every group holds an object of its kind and that the model's name is valid.
 
     Raises:
-        ConfigError: names the key.
+        ConfigError: a group holds another object, or the name is not valid; the message names the key.
     """
     for group in ("model", "method", "prompts"):
         check_kind(values.get(group), group, group)
@@ -100,7 +100,7 @@ def check_hydra(node: DictConfig) -> None:
     Hydra would call any class or function as a callback.
 
     Raises:
-        ConfigError: names the key.
+        ConfigError: a key has a wrong value; the message names the key.
     """
     if node.callbacks:
         raise ConfigError(

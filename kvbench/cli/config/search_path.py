@@ -214,7 +214,7 @@ def check_files(files: Sequence[AddedFile], repository: Any) -> None:
         repository: Hydra's repository of files.
 
     Raises:
-        ConfigError: names the file, its line or key, and the remedy.
+        ConfigError: a file is damaged, incomplete or recursive; the message names it, its line or key, and the remedy.
     """
     named = {file.name: file for file in files}
     try:

@@ -189,7 +189,7 @@ def check_overrides(overrides: Sequence[Override]) -> None:
     """Check that overrides remove no key and name choices for groups, each once; Hydra must be initialised.
 
     Raises:
-        ConfigError: names the key.
+        ConfigError: an override has no key, removes one, or names no choice or one twice.
     """
     for override in overrides:
         key, _, inner = override.key_or_group.partition(".")
@@ -240,7 +240,7 @@ def check_lists(overrides: Sequence[Override]) -> None:
     """Check that every list has a value, and that a sweep has at most `MAX_JOBS` jobs.
 
     Raises:
-        ConfigError: names the list, or the number of jobs.
+        ConfigError: a list has no value, or there are too many jobs; the message names the list or their number.
     """
     jobs = math.prod(_count_values(override) for override in overrides if override.is_sweep_override())
     if jobs > MAX_JOBS:

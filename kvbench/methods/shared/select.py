@@ -328,7 +328,7 @@ def check_capacity(
 
     Raises:
         ValueError: the model has too few segments, or `leading` is negative.
-        InfeasibleBudget: naming the smallest budget that works.
+        InfeasibleBudget: the budget is too small; the message names the smallest budget that works.
     """
     if not 0 <= sinks < len(spec.segments):
         raise ValueError(

@@ -82,7 +82,7 @@ def check(state: Mapping[str, Tensor], module: nn.Module, name: str, path: Path 
     The config key `name` and the file or folder `path` are for the message.
 
     Raises:
-        WeightsError: lists tensors that are missing, unexpected or of another shape.
+        WeightsError: tensors are missing, unexpected or of another shape; the message lists them.
     """
     expected = {k: tuple(v.shape) for k, v in module.state_dict().items()}
     shapes = {k: tuple(v.shape) for k, v in state.items()}

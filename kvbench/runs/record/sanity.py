@@ -23,7 +23,7 @@ def check_results(record: Mapping[str, Any]) -> None:
     """Check that tables and pages can show a run, by the fields of its `Results`.
 
     Raises:
-        ValueError: names the first value that they cannot.
+        ValueError: they cannot show a value; the message names the first one.
     """
     for name in ("run", "reference"):
         if record[name] is not None and not is_folder_name(record[name]):

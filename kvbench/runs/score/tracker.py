@@ -69,7 +69,7 @@ class Tracker(ABC):
         """Check before any work what the service refuses, settings of its environment variables included.
 
         Raises:
-            ConfigError: names what is refused, or the extra is not installed.
+            ConfigError: the service refuses a setting, which the message names, or the extra is not installed.
         """
 
     @abstractmethod

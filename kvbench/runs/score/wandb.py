@@ -36,7 +36,7 @@ class WandB(Tracker):
         """Check before any work what W&B refuses, settings of its environment variables included.
 
         Raises:
-            ConfigError: names what is refused, or the `wandb` extra is not installed.
+            ConfigError: W&B refuses a setting, which the message names, or the `wandb` extra is not installed.
         """
         self.check_installed()
         import wandb

@@ -14,7 +14,7 @@ def check_replaceable(out: Path) -> None:
     """Check that a folder can be written, and that it is empty or holds only what a publication wrote.
 
     Raises:
-        ConfigError: names the files that would be lost, or why the folder cannot be written.
+        ConfigError: the folder cannot be written, or holds other files, which the message names.
     """
     if out.is_symlink():
         raise ConfigError(f"out={out}: is a symbolic link; name its target folder")
