@@ -2,7 +2,9 @@
 
 import re
 
+import hydra
 import pytest
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -12,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
-from kvbench.cli.config.loader import USUAL_CHOICES
+from kvbench.cli.config.loader import HYDRA_MAP, USUAL_CHOICES
 from tests.support.places import ROOT
 
 JOBS = [
@@ -35,9 +37,11 @@ JOBS = [
 
 
 def compose_plainly(overrides: list[str]) -> DictConfig:
-    """Compose by Hydra's own loader, which caches nothing."""
+    """Compose by Hydra's own loader, which caches nothing, and its own map of choices."""
     loader = ConfigLoaderImpl(GlobalHydra.instance().config_loader().get_search_path())
-    return loader.load_configuration("config", overrides, RunMode.RUN, from_shell=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(defaults_list, "_create_interpolation_map", HYDRA_MAP)
+        return loader.load_configuration("config", overrides, RunMode.RUN, from_shell=False)
 
 
 def test_a_job_is_what_hydra_composes() -> None:
@@ -52,6 +56,13 @@ def test_a_job_is_what_hydra_composes() -> None:
             assert cfg == expected
             assert OmegaConf.is_struct(cfg)
             assert list(cfg) == list(expected)
+
+
+def test_an_entry_of_a_defaults_list_can_refer_to_a_choice() -> None:
+    node = {"defaults": [{"prompts": "scenes"}, {"eval": "${prompts}"}]}
+    with hydra_of_kvbench():
+        ConfigStore.instance().store("referring", node)
+        assert hydra.compose("referring").eval == hydra.compose("eval/scenes").eval
 
 
 def test_a_value_that_fits_nothing_is_told_as_hydra_does() -> None:
