@@ -1,19 +1,18 @@
 """GenEval's colour classifier: the colour word, one of ten, with the largest CLIP similarity to a masked object."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14, PACKAGES, Clip
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.geneval.rules import ColorOf, Instance
+from kvbench.eval.geneval.rules import ColorOf, Instance, MaskedInstance
 from kvbench.eval.networks import Pixels
 from kvbench.eval.protocol.component import Component
 
@@ -26,13 +25,6 @@ TEMPLATES = (
 BACKGROUND = (0x99, 0x99, 0x99)  # RGB outside an object's mask
 
 Colors = Callable[[Pixels], ColorOf]
-
-
-@dataclass(frozen=True)
-class MaskedInstance(Instance):
-    """A detected object with a mask bool [H, W] of the whole image."""
-
-    mask: NDArray[np.bool_] = field(kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from kvbench.eval.alignment.clip import PACKAGES
 from kvbench.eval.files.weights import Snapshot
-from kvbench.eval.geneval.colors import ClipColors, MaskedInstance
+from kvbench.eval.geneval.colors import ClipColors
+from kvbench.eval.geneval.rules import MaskedInstance
 from kvbench.eval.geneval.score import DetectorModel, LoadedDetector
 from kvbench.eval.networks import Pixels, full_float32, load_pretrained
 

@@ -1,7 +1,7 @@
 """GenEval's rules (Ghosh et al., arXiv:2310.11513) for judging an image by its detected instances."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,13 @@ class Instance:
     score: float
     box: Box
     color: str | None = None
+
+
+@dataclass(frozen=True)
+class MaskedInstance(Instance):
+    """A detected object with a mask bool [H, W] of the whole image."""
+
+    mask: NDArray[np.bool_] = field(kw_only=True)
 
 
 Detector = Callable[[NDArray[np.uint8]], Sequence[Instance]]

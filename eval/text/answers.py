@@ -2,17 +2,17 @@
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvbench.eval.files.texts import TextSet
 from kvbench.eval.protocol.base import Evaluator, Result, make_result, read_meta
-from kvbench.eval.protocol.intervals import change_interval
-from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
+from kvbench.eval.protocol.intervals import Interval, change_interval, share_interval
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
 
 ANSWER = "answer"
 """Key of the correct answer in a prompt's metadata."""
@@ -23,13 +23,15 @@ THOUGHT, THOUGHT_END = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class Answers(Evaluator):
-    """Share of texts with a correct answer; texts of one problem are a cluster.
+    """Mean grade of texts, or its difference to the reference run by problem; texts of one problem are a cluster.
 
-    Only the text after the thoughts counts (`find_conclusion`): a text truncated inside them has no answer.
+    Attributes:
+        correct: noun for the metadata `required_meta`, and prompts that have it, for errors.
     """
 
     name: ClassVar[str]
     protocol: ClassVar[str]
+    correct: ClassVar[tuple[str, str]] = ("answer", "(prompts=aime24, math500, gsm8k and others do)")
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
     reads: ClassVar[str] = TextSet.kind
     required_meta: ClassVar[str] = ANSWER
@@ -40,21 +42,23 @@ class Answers(Evaluator):
         """Name of the share, or of its change."""
         return self.name
 
-    def judge(self, conclusion: str, answer: str) -> bool:
-        """Return whether a text's conclusion has the correct answer."""
+    def grade(self, text: str, correct: Any) -> float:
+        """Return the grade of a text, from 0 to 1, by the metadata `required_meta` of its prompt."""
         raise NotImplementedError
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        """Return the share of correct texts, and 1 or 0 for each text."""
-        right = self._judge_all(texts)
-        scores = {self.name: share_score(right, texts.clusters)}
-        return make_result(self, scores, {"index": texts.indices, self.name: right})
+        """Return the grade of each text and their mean, or the changes of both from the reference."""
+        values = self._grade_all(texts)
+        find_interval: Callable[..., Interval | None] = share_interval
+        if reference is not None:
+            values = [ours - theirs for ours, theirs in zip(values, self._grade_all(reference), strict=True)]
+            find_interval = change_interval
+        scores = {self.name: mean_score(values, texts.clusters, find_interval)}
+        return make_result(self, scores, {"index": texts.indices, self.name: values})
 
-    def _judge_all(self, texts: TextSet) -> list[float]:
-        """Return 1 for each correct text and 0 for each wrong text."""
-        answers = read_meta(texts, ANSWER, "answer", "(prompts=aime24, math500, gsm8k and others do)")
-        pairs = zip(texts.read(self.name), answers, strict=True)
-        return [float(self.judge(find_conclusion(text), str(answer))) for (_, text), answer in pairs]
+    def _grade_all(self, texts: TextSet) -> list[float]:
+        pairs = zip(texts.read(self.name), read_meta(texts, self.required_meta, *self.correct), strict=True)
+        return [self.grade(text, correct) for (_, text), correct in pairs]
 
 
 class AnswerChange(Answers):
@@ -63,33 +67,27 @@ class AnswerChange(Answers):
     revision: ClassVar[int] = 2  # since 2, Agresti and Min's variance for any change
     needs_reference: ClassVar[bool] = True
 
-    def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        """Return the change of each text's correctness from its reference, and the mean change."""
-        assert reference is not None
-        pairs = zip(self._judge_all(texts), self._judge_all(reference), strict=True)
-        change = [ours - theirs for ours, theirs in pairs]
-        scores = {self.name: mean_score(change, texts.clusters, change_interval)}
-        return make_result(self, scores, {"index": texts.indices, self.name: change})
-
 
 @dataclass(frozen=True)
 class Accuracy(Answers):
-    r"""`accuracy`: share of answers that math-verify finds correct; a text's last `\boxed{}` counts if there is one."""
+    r"""`accuracy`: share of answers that math-verify finds correct; a text's last `\boxed{}` counts if there is one.
+
+    Only the text after the thoughts counts (`find_conclusion`): a text truncated inside them has no answer.
+    """
 
     name: ClassVar[str] = "accuracy"
     protocol: ClassVar[str] = "math-verify-last-box"
     revision: ClassVar[int] = 1
     packages: ClassVar[tuple[str, ...]] = ("math_verify",)
 
-    def judge(self, conclusion: str, answer: str) -> bool:
-        """Return whether math-verify finds the answer in the conclusion."""
-        right, conclusion = (
-            text.replace(r"\$", "") for text in (answer, conclusion)
-        )  # no delimiters of LaTeX
+    def grade(self, text: str, correct: object) -> float:
+        """Return 1 if math-verify finds the answer `correct` in the conclusion, else 0."""
+        # Escaped dollar signs are no delimiters of LaTeX.
+        right, conclusion = (part.replace(r"\$", "") for part in (str(correct), find_conclusion(text)))
         # math-verify reads LaTeX only between signs.
         right = right if "$" in right or "\\boxed" in right else f"${right}$"
         # math-verify joins adjacent boxes, so a corrected answer would be judged with the first answer.
-        return _are_equal(right, find_box(conclusion) or conclusion)
+        return float(_are_equal(right, find_box(conclusion) or conclusion))
 
 
 @dataclass(frozen=True)
@@ -101,15 +99,18 @@ class AccuracyChange(AnswerChange, Accuracy):
 
 @dataclass(frozen=True)
 class ExactAnswer(Answers):
-    """`exact_answer`: share of texts whose rest of a line after the last "answer:" matches; integers match by value."""
+    """`exact_answer`: share of texts whose rest of a line after the last "answer:" matches; integers match by value.
+
+    Only the text after the thoughts counts, as for `Accuracy`.
+    """
 
     name: ClassVar[str] = "exact_answer"
     protocol: ClassVar[str] = "last-line"
 
-    def judge(self, conclusion: str, answer: str) -> bool:
-        """Return whether the conclusion's answer is correct."""
-        correct = _normalise(answer)
-        return _normalise(find_answer(conclusion) or "") == correct != ""
+    def grade(self, text: str, correct: object) -> float:
+        """Return 1 if the conclusion's answer is `correct`, else 0."""
+        given = _normalise(find_answer(find_conclusion(text)) or "")
+        return float(given == _normalise(str(correct)) != "")
 
 
 @dataclass(frozen=True)

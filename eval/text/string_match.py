@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvbench.eval.files.texts import TextSet
-from kvbench.eval.protocol.base import read_meta
 from kvbench.eval.text.answers import AnswerChange, Answers
 from kvbench.eval.text.full_cache import STRING_MATCH_ALL, STRING_MATCH_PART
 
@@ -44,6 +42,7 @@ class StringMatchAll(Answers):
     name: ClassVar[str] = STRING_MATCH_ALL
     protocol: ClassVar[str] = "ruler"
     required_meta: ClassVar[str] = OUTPUTS
+    correct: ClassVar[tuple[str, str]] = ("output", "(prompts=needles, chains, word_counts and ruler do)")
     meta_keys: ClassVar[tuple[str, ...]] = (OUTPUTS,)
 
     def check_meta(self, meta: Mapping[str, object]) -> None:
@@ -51,14 +50,10 @@ class StringMatchAll(Answers):
         super().check_meta(meta)
         check_outputs(meta[OUTPUTS])
 
-    def count(self, found: Sequence[bool]) -> float:
-        """Return a text's score from the outputs that it contains."""
+    def grade(self, text: str, correct: object) -> float:
+        """Return the share of the outputs `correct` that a text contains, thoughts included."""
+        found = find_outputs(text, check_outputs(correct))
         return sum(found) / len(found)
-
-    def _judge_all(self, texts: TextSet) -> list[float]:
-        outputs = read_meta(texts, OUTPUTS, "output", "(prompts=needles, chains, word_counts and ruler do)")
-        pairs = zip(texts.read(self.name), outputs, strict=True)
-        return [self.count(find_outputs(text, check_outputs(correct))) for (_, text), correct in pairs]
 
 
 @dataclass(frozen=True)
@@ -67,9 +62,9 @@ class StringMatchPart(StringMatchAll):
 
     name: ClassVar[str] = STRING_MATCH_PART
 
-    def count(self, found: Sequence[bool]) -> float:
-        """Return 1 if the text contains an output, else 0."""
-        return float(any(found))
+    def grade(self, text: str, correct: object) -> float:
+        """Return 1 if the text contains one of the outputs `correct`, else 0."""
+        return float(any(find_outputs(text, check_outputs(correct))))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from kvbench.eval.geneval.rules import MaskedInstance
 from kvbench.scenes.world import COLORS, SHAPES, SIDE, Object, Scene, render
 
 MIN_SATURATION = 55
@@ -17,17 +18,6 @@ MIN_PIXELS = 60
 MIN_OVERLAP = 0.6
 """Minimum intersection over union of a known shape with its template."""
 GRID = 32  # cells per side of a template
-
-
-@dataclass(frozen=True)
-class DetectedShape:
-    """A detected object: shape, score (always 1), box as in `Region`, mask bool [H, W] and colour name."""
-
-    label: str
-    score: float
-    box: tuple[float, float, float, float]
-    mask: NDArray[np.bool_]
-    color: str
 
 
 @dataclass(frozen=True)
@@ -47,14 +37,14 @@ class Region:
     distances: Mapping[str, float]
 
 
-def detect(image: Image.Image | NDArray[np.uint8]) -> list[DetectedShape]:
-    """Return the objects of an RGB image uint8 [H, W, 3] of the scenes world, without unknown shapes."""
+def detect(image: Image.Image | NDArray[np.uint8]) -> list[MaskedInstance]:
+    """Return the objects of an RGB image uint8 [H, W, 3] of the scenes world, of score 1, without unknown shapes."""
     shapes = []
     for region in find_regions(image):
         shape = max(region.overlaps, key=lambda name: region.overlaps[name])
         if region.overlaps[shape] >= MIN_OVERLAP:
             color = min(region.distances, key=lambda name: region.distances[name])
-            shapes.append(DetectedShape(shape, 1.0, region.box, region.mask, color))
+            shapes.append(MaskedInstance(shape, 1.0, region.box, color, mask=region.mask))
     return shapes
 
 

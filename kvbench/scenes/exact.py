@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.geneval.rules import Instance
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, share_score
-from kvbench.scenes.detector import DetectedShape, detect
+from kvbench.scenes.detector import detect
 from kvbench.scenes.grammar import NUMBERS, Meta, Pair
 from kvbench.scenes.world import COLORS, SHAPES
 
@@ -39,7 +40,7 @@ def count_named(caption: str) -> Counter[Pair]:
     return objects
 
 
-def exact(shapes: Iterable[DetectedShape], line: Meta) -> bool:
+def exact(shapes: Iterable[Instance], line: Meta) -> bool:
     """Return whether the objects from `detect` match the prompt: none missing, none extra, all colours correct.
 
     Of the GenEval line only `prompt` is used, because clauses of four tasks have no colours.

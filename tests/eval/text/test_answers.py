@@ -23,7 +23,6 @@ from kvbench.eval.text.answers import (
     Answers,
     ExactAnswer,
     ExactAnswerChange,
-    find_conclusion,
 )
 from kvbench.eval.text.length import TextLength
 from kvbench.models.outputs import Text
@@ -56,14 +55,14 @@ FORMS = (
 
 @pytest.mark.parametrize("answer", FORMS)
 def test_an_answer_in_a_box_is_right_against_itself(answer: str) -> None:
-    assert Accuracy().judge(f"So it is \\boxed{{{answer}}}.", answer)
-    assert not Accuracy().judge("So it is \\boxed{8191}.", answer)
+    assert Accuracy().grade(f"So it is \\boxed{{{answer}}}.", answer)
+    assert not Accuracy().grade("So it is \\boxed{8191}.", answer)
 
 
 def test_an_escaped_dollar_is_no_delimiter() -> None:
-    assert Accuracy().judge(r"\boxed{32348}", r"\$32,\!348")
-    assert Accuracy().judge(r"It costs \$18.90.", "18.90")
-    assert not Accuracy().judge(r"\boxed{\$18.91}", r"\$18.90")
+    assert Accuracy().grade(r"\boxed{32348}", r"\$32,\!348")
+    assert Accuracy().grade(r"It costs \$18.90.", "18.90")
+    assert not Accuracy().grade(r"\boxed{\$18.91}", r"\$18.90")
 
 
 def test_only_processor_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +77,7 @@ def test_only_processor_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(parser, "parse", partial(note, parse))
     monkeypatch.setattr(grader, "verify", partial(note, verify))
-    assert Accuracy().judge(r"\boxed{\frac{2}{7}}", r"\frac{2}{7}")
+    assert Accuracy().grade(r"\boxed{\frac{2}{7}}", r"\frac{2}{7}")
     assert len(left) >= 3
     assert all(processor > 0 and real == 0 for processor, real in left)
 
@@ -87,7 +86,7 @@ def test_only_processor_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(grader, "verify", end)
-    assert not Accuracy().judge(r"\boxed{7}", "7")
+    assert not Accuracy().grade(r"\boxed{7}", "7")
     assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
 
 
@@ -124,7 +123,7 @@ def test_only_processor_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_text_after_thoughts_is_judged(evaluator: Answers, text: str, answer: str, right: bool) -> None:
     if isinstance(evaluator, Accuracy):
         pytest.importorskip("math_verify")
-    assert evaluator.judge(find_conclusion(text), answer) == right
+    assert evaluator.grade(text, answer) == right
 
 
 def test_a_share_of_right_answers_knows_its_problems(tmp_path: Path) -> None:
@@ -180,7 +179,7 @@ def test_math_verify_is_asked_in_its_order(tmp_path: Path, monkeypatch: pytest.M
     assert calls[4] == ("$red$", "")
     assert result.scores["accuracy"].value == pytest.approx(2 / 6)
     assert only(AccuracyChange(), texts, texts).scores["accuracy_change"].value == 0
-    assert Accuracy().judge("is $2$", "it is $2$") is False
+    assert Accuracy().grade("is $2$", "it is $2$") == 0
     assert calls[-1][0] == "it is $2$"
 
 
