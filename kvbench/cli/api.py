@@ -11,7 +11,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from kvbench.cli.config.command import Command
+from kvbench.cli.config.command import Command, write_value
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
 from kvbench.cli.config.instantiate import allow_targets
 from kvbench.cli.config.loader import forget_files
@@ -20,7 +20,6 @@ from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.config.words import check_words
 from kvbench.cli.tasks.complete import complete
 from kvbench.core.config import ConfigError, UserError
-from kvbench.dashboard.repeat import write_value
 from kvbench.data.frames import import_polars, samples_df
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric

@@ -40,6 +40,11 @@ READING_TASKS = ("report", "dashboard", "export")
 """Tasks that read runs and write to `output`."""
 CHOICE_KEYS = (*GROUPS, "storage")
 """Keys of a configuration whose values name configuration files."""
+RUN_KEYS = (
+    "method", "protect", "windows", "storage", "prompts", "eval", "budget", "budget_unit", "sinks", "seed", "shuffle",
+    "batch_size", "cache_dtype", "noise", "cuda_graph", "batch_invariant", "smoke", "calibrate", "sweeps",
+)  # fmt: skip
+"""Keys and groups of keys, without the model's, that may change the samples, costs or metrics of runs on a device."""
 
 OUTPUT_FILES = {
     "plan.export": (".npz",),

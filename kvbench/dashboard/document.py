@@ -15,7 +15,6 @@ from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_mean
 from kvbench.dashboard.packed import pack_drift, pack_retention
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.published_tables import list_tables
-from kvbench.dashboard.repeat import write_command
 from kvbench.dashboard.run_samples import SamplesCache, read_added
 from kvbench.dashboard.samples import list_samples
 from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, SEED, find_quantile
@@ -29,6 +28,7 @@ from kvbench.report.full_scores import explain_mark
 from kvbench.report.runs_table import SEED_COLUMNS, list_metrics, name_methods
 from kvbench.report.seeds import find_seeds, is_calibrated
 from kvbench.runs.record.origins import list_origins
+from kvbench.runs.record.repeat import write_command
 from kvbench.runs.record.results import WELL_USED, Results
 from kvbench.version import __version__
 

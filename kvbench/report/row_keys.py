@@ -11,8 +11,8 @@ NAMING = ("model", "method", "prompts", "budget", "budget_unit", "seed", "cache_
 SUFFIX = ".keys.jsonl"
 """Suffix of the file's name, in place of the table's `.csv`."""
 
-Composed = tuple[str, Sequence[str], Mapping[str, object]]
-"""Name of a row, the overrides that compose it, and the configuration that they composed for its table."""
+Composed = tuple[str, Sequence[str] | None, Mapping[str, object]]
+"""Name of a row, the overrides that compose it (None if not recorded), and the configuration that they composed."""
 
 
 def pick_keys(config: Mapping[str, object]) -> dict[str, object]:
@@ -26,7 +26,7 @@ def pick_keys(config: Mapping[str, object]) -> dict[str, object]:
 def write_keys(table: Path, rows: Iterable[Composed]) -> Path:
     """Write a line of JSON for each row beside a table's CSV file: row, overrides and keys; return its path."""
     entries = [
-        {"row": row, "overrides": [*overrides], "keys": pick_keys(config)} for row, overrides, config in rows
+        {"row": row, "overrides": overrides, "keys": pick_keys(config)} for row, overrides, config in rows
     ]
     path = table.with_suffix(SUFFIX)
     write_whole(path, "".join(json.dumps(entry) + "\n" for entry in entries))

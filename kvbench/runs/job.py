@@ -32,6 +32,7 @@ from kvbench.runs.cache_plan import (
     read_budget,
 )
 from kvbench.runs.code import list_classes
+from kvbench.runs.record.repeat import find_key
 from kvbench.runs.record.results import NEUTRAL, Results
 
 Config = Mapping[str, object]
@@ -71,6 +72,7 @@ class Job:
         method_name: name as in `conf/method`.
         prompts: prompts of the run.
         config: the resolved configuration, JSON values.
+        overrides: overrides that compose the run, to record (`select_words`); None if they are not known.
         calibration_prompts: prompts of calibrations.
         evaluators: evaluators by config name.
         logger: service that the finished run is sent to; None for none.
@@ -90,6 +92,7 @@ class Job:
     method_name: str
     prompts: list[Prompt]
     config: Config = field(default_factory=dict)
+    overrides: tuple[str, ...] | None = None
     calibration_prompts: list[Prompt] = field(default_factory=list)
     evaluators: Mapping[str, Evaluator] = field(default_factory=dict)
     logger: Logger | None = None
@@ -244,12 +247,15 @@ class Job:
         if dtype in CODE_DTYPES or self.method.uses.precisions:
             dtype = "auto"
         plain: dict[str, Any] = {"budget": 1, "budget_unit": "tokens", "cache_dtype": dtype}
+        words = [word for word in self.overrides or () if find_key(word) not in ("method", "storage", *plain)]
+        words += ["method=full", *([] if self.settings.cache_dtype == "auto" else [f"cache_dtype={dtype}"])]
         return replace(
             self,
             method=Full(),
             method_name="full",
             settings=replace(self.settings, **plain, storage=CHANNEL),
             config={**self.config, "method": method, **plain, "storage": asdict(CHANNEL)},
+            overrides=None if self.overrides is None else tuple(words),
         )
 
 

@@ -44,6 +44,7 @@ def test_a_run_is_that_of_the_command_line(runs: list[kvbench.Run], folder: Path
     status, out, _ = command("method=snapkv", *words)
     assert status == 0
     assert f"found finished: {runs[1].folder}" in out
+    assert runs[1].results.overrides == ("method=snapkv", *words[:3], "device=cpu")
     few = ("budget=0.1", "prompts.count=1", "eval=none", f"runs_dir={folder}")
     assert command("method=snapkv", "seed=1", *few)[0] == 0
     again = kvbench.run("snapkv", overrides=["prompts.count=9", *few[:3]], runs_dir=folder, seed=1)

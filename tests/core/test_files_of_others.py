@@ -68,7 +68,6 @@ REASONS = {
     ),
     "kvbench/core/receive.py": ("an address; a file that is written", 2),
     "kvbench/dashboard/page.py": (PACKAGE, 1),
-    "kvbench/dashboard/repeat.py": (PACKAGE, 1),
     "kvbench/dashboard/vendor.py": (PACKAGE, 2),
     "kvbench/engine/cache.py": ("`Ledger.open` opens no file", 1),
     "kvbench/models/files/checkpoints.py": ("`read` has checked the file", 3),

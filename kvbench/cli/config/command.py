@@ -1,9 +1,10 @@
 """Parsed arguments of a command line."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,6 +24,8 @@ ALL_RUNS_TASKS = ("dashboard", "export")
 """Tasks about every run, even if the command names a sweep."""
 FOLDER_KEYS = ("work.folder", "sweep.name")
 """Keys that find a sweep which was started before."""
+OTHER_VALUES = ("null", "true", "false", "nan", "inf")
+"""Words that Hydra's command line does not parse as strings."""
 
 
 @dataclass(frozen=True)
@@ -147,3 +150,25 @@ def _parse(words: Sequence[str]) -> list[Override]:
 def _find_key(override: Override) -> str:
     """Return the key that an override sets; for a choice of a group, the key where it is placed."""
     return override.package or override.key_or_group
+
+
+def write_value(value: object) -> str:
+    """Return a setting in the syntax of Hydra's command line.
+
+    Raises:
+        TypeError: the setting is neither a JSON value nor a path; the message is its type.
+    """
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{write_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(write_value, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if not isinstance(value, str | Path):
+        raise TypeError(type(value).__name__)
+    text = str(value)
+    if re.fullmatch(r"[A-Za-z_/][\w./:-]*", text) and text.lower() not in OTHER_VALUES:
+        return text
+    return "'" + re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", r"\'") + "'"

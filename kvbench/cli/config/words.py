@@ -17,7 +17,7 @@ from kvbench.cli.config.instantiate import list_targets
 from kvbench.cli.config.loader import is_about_group
 from kvbench.cli.config.search_path import describe_choice, list_choices, list_metrics
 from kvbench.core.config import ConfigError, shorten, show
-from kvbench.core.settings import GROUPS, TASKS
+from kvbench.core.settings import GROUPS, RUN_KEYS, TASKS
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.core.suggestions import suggest
 
@@ -38,15 +38,9 @@ SWEEP, TABLE = "-m", "plan.table"
 ALL, SWEEPS = (*TASKS, TABLE), (SWEEP, *SWEEP_TASKS)
 RUNS = ("run", "evaluate", "bounds", "choose", "plan", "check", "calibrate", "profile", SWEEP)
 """Tasks that read the settings of a run."""
-OF_RUNS = (
-    "method", "protect", "windows", "storage", "prompts", "eval", "logger", "budget", "budget_unit", "sinks", "seed",
-    "shuffle", "batch_size", "cache_dtype", "noise", "cuda_graph", "batch_invariant", "require", "smoke", "shard",
-    "calibrate", "sweeps",
-)  # fmt: skip
-"""Keys of a run's settings, without the keys of its model."""
 READERS: Mapping[str, Sequence[str]] = {
     "prompts.count": (*RUNS, "report"),
-    **dict.fromkeys(OF_RUNS, RUNS),
+    **dict.fromkeys((*RUN_KEYS, "logger", "require", "shard"), RUNS),
     **dict.fromkeys(("model", "sampling"), (*RUNS, "weights", "train")),
     "runs_dirs": (*RUNS, "dashboard"),
     **dict.fromkeys(("choose", "metric", "methods", "margin"), ("choose",)),

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.checks import count_processes
-from kvbench.cli.config.compose import read_values
+from kvbench.cli.config.compose import list_words, read_values
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep
 from kvbench.core.config import ConfigError
@@ -23,6 +23,7 @@ from kvbench.models.base import Model
 from kvbench.prompts.base import load_ordered
 from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.job import Job, fit_prompts, read_or_write
+from kvbench.runs.record.repeat import find_key, select_words
 
 _LOADED: dict[str, Model] = {}
 """The model of this process's latest job of a sweep, by the hash of its configuration."""
@@ -48,7 +49,9 @@ def make_job(cfg: DictConfig, settings: Settings, *, keep_model: bool = False) -
     job = build_job(cfg, settings, choices["method"], read_values(cfg), keep_model=keep, processes=count)
     logger = instantiate(cfg.logger) if cfg.logger else None
     sweep = None if recorder is None else label_sweep(recorder.folder, choices.get("sweeps"))
-    return replace(job, logger=logger, sweep=sweep)
+    device = f"device={settings.device.partition(':')[0]}"
+    words = select_words([*(word for word in list_words() if find_key(word) != "device"), device])
+    return replace(job, logger=logger, sweep=sweep, overrides=words)
 
 
 def build_job(

@@ -1,6 +1,5 @@
 """`task=report`: tables and figures of finished runs."""
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from kvbench.cli.console import CONSOLE, say
 from kvbench.cli.sweeps.outcomes import list_failures, list_profiles, list_runs
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
-from kvbench.dashboard.repeat import write_command
 from kvbench.report.code_notes import keep_newest
 from kvbench.report.collect import collect_runs, read_with_references
 from kvbench.report.conditions import keep_one_count
@@ -26,6 +24,7 @@ from kvbench.report.row_keys import Composed, write_keys
 from kvbench.report.runs_table import order_runs, show_runs
 from kvbench.report.seeds import combine_seeds, list_members
 from kvbench.report.tables import print_line
+from kvbench.runs.record.repeat import find_key
 from kvbench.runs.record.results import Results
 from kvbench.runs.record.sweeps import JobStatus, read_entries
 
@@ -118,8 +117,10 @@ def _keep_count(runs: list[Results], cfg: DictConfig) -> list[Results]:
 def _compose_rows(rows: Sequence[Results]) -> Iterator[Composed]:
     """Yield what each run of a table's rows was composed of, in the order of report.csv."""
     for run in (run for row in order_runs(rows) for run in list_members(row)):
-        words = shlex.split(write_command(run))[2:]
-        yield run.run, [word for word in words if not word.startswith("eval")], run.config
+        words = (
+            None if run.overrides is None else [word for word in run.overrides if find_key(word) != "eval"]
+        )
+        yield run.run, words, run.config
 
 
 def show_published(

@@ -13,8 +13,8 @@ function describeRun(run) {
     "div",
     {},
     make("p", { class: "note" }, ...links.flatMap((link) => [link, ", "]), run.origins),
-    make("pre", {}, run.command),
-    make("button", { class: "quiet", onclick: copyCommand(run) }, "Copy"),
+    run.command && make("pre", {}, run.command),
+    run.command && make("button", { class: "quiet", onclick: copyCommand(run) }, "Copy"),
     run.samples.index.length ? visit("Samples", visitComparison) : null,
     run.retention?.kept ? visit("Retention", visitRetention) : null,
   );

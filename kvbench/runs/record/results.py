@@ -222,6 +222,7 @@ class Results:
         metrics: metrics by name.
         steps: contents of a sequence after each segment, mean over samples; empty if no queries are watched.
         finished: UTC time of the last evaluation.
+        overrides: overrides that compose the run (`kvbench.runs.record.repeat`); None if they are not recorded.
     """
 
     run: str
@@ -236,6 +237,7 @@ class Results:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     finished: str = ""
+    overrides: tuple[str, ...] | None = None
 
     def to_json(self) -> str:
         """Return the contents of results.json."""

@@ -54,6 +54,7 @@ def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) 
             results = replace(
                 known,
                 config=job.config,
+                overrides=job.overrides,
                 evaluated={**known.evaluated, **evaluated},
                 metrics={**known.metrics, **metrics},
                 finished=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,0 +1,90 @@
+"""The recorded overrides of a run, and of its reference, compose to its identity."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from kvbench.cli.config.command import Command
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.config.words import check_words
+from kvbench.cli.tasks.job import make_job
+from kvbench.report.row_keys import pick_keys
+from kvbench.runs.job import Job
+from kvbench.runs.record.repeat import write_command
+from kvbench.runs.record.results import Results
+from tests.support.results import made_up
+
+SURROUNDINGS = ["runs_dir=mine", "logger=none", "work.lapse=9", "verbose=true", "require=[]"]
+
+
+def compose(words: Sequence[str]) -> Job:
+    with hydra_of_kvbench():
+        cfg, _ = compose_job([*words])
+        return make_job(cfg, read_settings(cfg))
+
+
+def record(method: str, overrides: Sequence[str] | None) -> Results:
+    return replace(made_up(method, 1.0, {}), overrides=None if overrides is None else tuple(overrides))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [
+            "method=random",
+            "budget=0.1",
+            "budget_unit=bytes",
+            "cache_dtype=int4",
+            "storage=kivi",
+            "protect=paper",
+        ],
+        [
+            "method=pricekv/by_score",
+            "method@method.base=snapkv",
+            "method.base.window=9",
+            "cache_dtype=float16",
+        ],
+        ["model=var_tiny", "prompts=own", "prompts@prompts.of=scene_classes", "prompts.of.count=4"],
+        ["method=full", "cache_dtype=fp8", "storage.residual=64", "sampling=infinity_demo", "smoke=true"],
+        ["sweeps=equal_bytes", "method=random", "cache_dtype=int4", "budget=0.04", "calibrate.seed=4"],
+        ["sweeps=triattention_math", "method=h2o", "budget=100", "noise=counter", "++method.recent=0.4"],
+    ],
+)
+def test_a_run_and_its_reference_compose_again(words: list[str]) -> None:
+    given = compose([*words, *SURROUNDINGS])
+    for job in (given, given.reference):
+        assert job.overrides is not None
+        command = shlex.split(write_command(record(job.method_name, job.overrides)))
+        is_swept = words[0].startswith("sweeps=")
+        assert command == ["python", "run.py", *["--run"] * is_swept, *job.overrides]
+        assert not {*SURROUNDINGS} & {*command}
+        check_words(Command.parse(command[2:]))
+        again = compose(job.overrides)
+        again = again.reference if again.is_reference else again  # as `execute.run` does
+        assert pick_keys(again.config) == pick_keys(job.config)
+        assert (again.method_name, again.prompts_sha256) == (job.method_name, job.prompts_sha256)
+
+
+def test_the_device_that_was_chosen_is_recorded() -> None:
+    for words in ([], ["device=cpu"]):
+        assert compose(["method=h2o", *words]).overrides == ("method=h2o", "device=cpu")
+
+
+def test_a_bound_is_repeated_with_its_task() -> None:
+    bound = compose(["task=bounds", "seed=3"]).bounds()[1]
+    command = write_command(record(bound.method_name, bound.overrides))
+    assert command == "python run.py task=bounds seed=3 device=cpu method=full"
+
+
+def test_a_class_by_its_name_leaves_no_command() -> None:
+    assert compose(["method._target_=kvbench.methods.random.Random", "budget=0.1"]).overrides is None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [None, ["hydra.searchpath=[file:///mine]"], ["prompts._target_=os.system"], ["runs_dir=/", "; true"]],
+)
+def test_what_no_run_records_is_not_shown(overrides: list[str] | None) -> None:
+    assert write_command(record("h2o", overrides)) == ""
