@@ -10,6 +10,7 @@ from kvbench.core.files import parse_json, read_text
 from kvbench.eval.alignment.geneval2 import parse_line
 from kvbench.eval.alignment.hps import STYLES
 from kvbench.eval.alignment.oneig import CLASSES
+from kvbench.eval.files.prompt_lines import parse_lines
 from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Line
@@ -229,10 +230,7 @@ class Parti(TableSet):
 def _read_lines(path: Path, check: Callable[[dict[str, object]], object], what: str) -> list[PromptEntry]:
     """Read a file of JSON lines with a `prompt` each; raise ConfigError if `check` finds that a line is not `what`."""
     entries: list[PromptEntry] = []
-    # `splitlines` would also cut at separators that JSON strings may hold.
-    for number, text in enumerate(read_file(path, lambda text: text.split("\n")), 1):
-        if not text.strip():
-            continue
+    for number, text, _ in read_file(path, parse_lines):
         try:
             line = parse_json(text)
             check(line)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
+from kvbench.eval.files.prompt_lines import parse_lines
 from kvbench.eval.files.weights import Weight
 from kvbench.prompts.sets import PromptEntry, PromptSet, read_file
 
@@ -42,8 +43,8 @@ class Problems(PromptSet):
 
     def entries(self, path: Path) -> list[PromptEntry]:
         """Read the problems, each with its `answer`."""
-        lines = read_file(path, lambda text: [line for line in text.split("\n") if line.strip()])
-        entries = [self._read_line(path, number, line) for number, line in enumerate(lines, 1)]
+        lines = read_file(path, parse_lines)
+        entries = [self._read_line(path, number, line) for number, line, _ in lines]
         return [entry for entry in entries if entry is not None]
 
     def _read_line(self, path: Path, number: int, text: str) -> PromptEntry | None:

@@ -116,6 +116,7 @@ FILES: list[tuple[Callable[..., PromptSource], str, str | bytes, str]] = [
     (Math500, "set", ASKED + '{"problem": "p", "answer": null}', f"{NEEDED}no answer"),
     (Math500, "set", ASKED + '{"problem": "p", "answer": true}', f"{NEEDED}no answer"),
     (Math500, "set", ASKED + "[1]", f"{NEEDED}not an object"),
+    (Math500, "set", "\n{", NEEDED),  # a blank line counts
     (Math500, "set", ASKED + "{", NEEDED),
     *(
         (GpqaDiamond, "set", f"{json.dumps(gpqa(0))}\n{json.dumps(line)}", rf"{NEEDED}{why}\); needed: JSON with Quest")
