@@ -85,7 +85,8 @@ class PromptSet:
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
         """Return up to `count` random prompts of the set that are not evaluated, in the order of the set."""
-        others = leave_out(replace(self, count=None, per_prompt=1).load(), self.load(), len(self._read_all()))
+        whole = replace(self, count=None, per_prompt=1).load()
+        others = leave_out(whole, self.load(), len(whole))
         drawn = sorted(random.Random(seed).sample(range(len(others)), min(count, len(others))))
         return [replace(others[number], index=index) for index, number in enumerate(drawn)]
 
