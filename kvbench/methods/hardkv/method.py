@@ -158,14 +158,10 @@ class HardKV(Scored):
         if view.segment.index == 0:
             self._temperatures.pop(view.layer, None)
 
-    def ranked_scores(self, view: View) -> Tensor:
-        """Return the score of each slot, float64 [rows, slots]; infinity for sinks and the first tokens."""
-        exists = view.position >= 0
-        scores = self.smoothed_scores(view)
-        if self.leading or self.sinks:  # sinks rank above the window
-            scores = scores.clamp(max=LARGEST)
-        scores = scores.masked_fill(self._find_first(view, exists), torch.inf)
-        return scores.masked_fill_(~exists, -torch.inf)
+    def smoothed_scores(self, view: View) -> Tensor:
+        """Return the score of each slot, float64 [rows, slots], finite if there are sinks, which rank above these."""
+        scores = super().smoothed_scores(view)
+        return scores.clamp(max=LARGEST) if self.leading or self.sinks else scores
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Choose sinks, latest and selected tokens, bool [rows, slots], and merge evicted tokens if configured."""
