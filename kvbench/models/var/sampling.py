@@ -65,9 +65,7 @@ def truncate(logits: Tensor, sampling: VARSampling) -> Tensor:
 
 
 def _truncate(logits: Tensor, sampling: VARSampling) -> Tensor:
-    if sampling.top_k > 0:
-        threshold = logits.topk(min(sampling.top_k, logits.shape[-1]), sorted=True).values[..., -1:]
-        logits = logits.masked_fill(logits < threshold, -math.inf)
+    logits = counted.keep_top(logits, 1.0, sampling.top_k, temperature_first=True)
     if sampling.top_p > 0:
         ascending, order = logits.sort(-1)
         rare = ascending.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
