@@ -23,6 +23,7 @@ from kvbench.kernels.triton.launch import (
     cdiv,
     kernel,
     list_constants,
+    locate_row,
     make_partials,
     next_power_of_2,
 )
@@ -130,10 +131,7 @@ def quantised_kernel(
     reads sequence b % `stored`. With RESUME the first split starts from the state in `out` and `state` float32
     [B, R, M]. `softmax.store_state` stores the results.
     """
-    row = tl.load(order + tl.program_id(2)).to(tl.int64)
-    batch = (tl.program_id(1) // splits).to(tl.int64)
-    part = tl.program_id(1) % splits
-    length = tl.load(lengths + row)
+    row, batch, part, _sequence, _head, length = locate_row(order, lengths, rows, splits)
     query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     channel = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_N)
