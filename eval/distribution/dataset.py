@@ -79,7 +79,7 @@ class Pictures(ImageSet):
         self.samples = dict(enumerate(map_in_threads(self._check, self.indices)))
         digest = hash_content("".join(f"{path.name} {hashes[path.name]}\n" for path in self.paths))
         self.digest = mark_turned(folder, self.paths, digest)
-        warn_unread(folder)
+        warn_unread(folder, folder.iterdir())
 
     def image(self, index: int) -> NDArray[np.uint8]:
         """Return the pixels uint8 [H, W, 3] of an image."""

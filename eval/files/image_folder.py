@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvbench.core.files import hash_content, read_bytes, read_text
@@ -40,7 +40,7 @@ class PlainFolder(ImageSet):
         self.samples = {sample.index: sample for sample in map_in_threads(self._checked, unread)}
         self.indices = list(self.samples)
         self.digest = mark_turned(self.folder, self._files, self._digest())
-        warn_unread(self.folder)
+        warn_unread(*_list_entries(self.folder))
 
     def _path(self, index: int) -> Path:
         return self._files[index]
@@ -79,8 +79,8 @@ def list_images(folder: Path) -> list[Path]:
     Raises:
         SampleSetError: the folder is missing, has no images, or has two with one stem.
     """
-    home = _find_home(folder)
-    files = [path for path in _list_all(folder) if is_read(path)]
+    home, entries = _list_entries(folder)
+    files = [path for path in entries if is_read(path)]
     if not files:
         raise SampleSetError(f"{home}: holds no images ({SHOWN})")
     stems = [path.stem for path in files]
@@ -95,13 +95,12 @@ def is_read(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
-def warn_unread(folder: Path) -> None:
-    """Log a warning that counts and names what a folder holds apart from images and hidden files."""
-    home = _find_home(folder)
+def warn_unread(home: Path, entries: Iterable[Path]) -> None:
+    """Log a warning that counts and names the entries of a folder apart from images and hidden files."""
     others = sorted(
         path.relative_to(home).as_posix() + "/" * path.is_dir()
-        for path in _list_all(folder)
-        if not is_read(path) and not path.name.startswith(".") and not (path.is_dir() and home != folder)
+        for path in entries
+        if not is_read(path) and not path.name.startswith(".")
     )
     if others:
         some = ", ".join(others[:MAX_SHOWN]) + (", ..." if len(others) > MAX_SHOWN else "")
@@ -124,17 +123,14 @@ def _is_turned(path: Path) -> bool:
         return find_orientation(image) > 1
 
 
-def _find_home(folder: Path) -> Path:
+def _list_entries(folder: Path) -> tuple[Path, list[Path]]:
+    """Return a folder and its entries, or its `images/` and the files below, if it has them."""
     inner = folder / "images"
-    home = inner if inner.is_dir() else folder
-    if not home.is_dir():
-        raise SampleSetError(f"{home}: no such folder")
-    return home
-
-
-def _list_all(folder: Path) -> list[Path]:
-    home = _find_home(folder)
-    return list(home.iterdir() if home == folder else home.rglob("*"))  # a run has subfolders of 500 images
+    if inner.is_dir():
+        return inner, [path for path in inner.rglob("*") if not path.is_dir()]  # a run has subfolders
+    if not folder.is_dir():
+        raise SampleSetError(f"{folder}: no such folder")
+    return folder, list(folder.iterdir())
 
 
 def check_names(folders: list[Path]) -> None:

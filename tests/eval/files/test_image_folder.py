@@ -306,6 +306,10 @@ def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
         [line] = caplog.messages
         assert "3 entries are not images (.bmp, .jpeg, .jpg, .png, .webp)" in line
         assert line.endswith("are not read: a.tif, b.gif, deeper/")
+    caplog.clear()
+    folder(images / "images")
+    Pictures(images)  # reads no folder inside
+    assert caplog.messages[0].endswith("are not read: a.tif, b.gif, deeper/, images/")
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
