@@ -61,7 +61,7 @@ class RunName(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> "RunName":
-        """Split the name of a run's folder into label and hash."""
+        """Split the name of a run's folder, `<label>-<hash>`, into its parts."""
         label, _, digest = name.rpartition("-")
         return cls(label, digest)
 
