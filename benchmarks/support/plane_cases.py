@@ -23,7 +23,7 @@ class Stored(NamedTuple):
 
 
 def equal_rows(rows: int, length: int) -> Layout:
-    """Return the layout of rows with the first `length` tokens."""
+    """Return the layout of `rows` rows that each hold the first `length` tokens."""
     return arrange_rows(torch.arange(length).expand(rows, -1), [length] * rows)
 
 

@@ -71,7 +71,7 @@ def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Ques
     if not items:
         raise ValueError(f"{path} holds no questions; copy it again")
     if not official and (incomplete := _find_incomplete(items)):
-        raise ValueError(f"{path}: item {min(incomplete)} has a question that depends on a missing question")
+        raise ValueError(f"{path}: item {min(incomplete)} depends on a missing question; copy it again")
     return items
 
 

@@ -134,13 +134,13 @@ def read_moments(path: Path, space: Space, device: str) -> tuple[Tensor, Tensor,
     mean, covariance, origin = read(path, space)
     if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
         shapes = f"mean {tuple(mean.shape)} and covariance {tuple(covariance.shape)}"
-        raise SampleSetError(f"{path}: {shapes} do not fit together")
+        raise SampleSetError(f"{path}: {shapes} do not fit together; get it again")
     if not (mean.isfinite().all() and covariance.isfinite().all()):
-        raise SampleSetError(f"{path}: its mean or covariance is not finite")
+        raise SampleSetError(f"{path}: its mean or covariance is not finite; get it again")
     symmetric = torch.allclose(covariance, covariance.T, rtol=1e-4, atol=1e-6)
     if not symmetric or (covariance.diagonal() < 0).any():
         raise SampleSetError(
-            f"{path}: its covariance is not a covariance: not symmetric, or negative variances"
+            f"{path}: its covariance is not a covariance: not symmetric, or negative variances; get it again"
         )
     return mean.double(), (covariance.double() + covariance.double().T) / 2, origin
 
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     space = SPACES[options.space](path=options.path)
     try:
         if not options.folder.is_dir():
-            raise SampleSetError(f"{options.folder} is not a folder")
+            raise SampleSetError(f"{options.folder} is not a folder; name a folder of images")
         save_statistics(Pictures(options.folder), space, options.device, options.out)
     except (SampleSetError, WeightError) as error:
         print(error, file=sys.stderr)

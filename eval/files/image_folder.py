@@ -154,5 +154,5 @@ def _read_prompts(path: Path, images: int) -> list[tuple[str, dict[str, object]]
     except (OSError, ValueError) as error:
         raise SampleSetError(f"{path}: not a file of prompts ({error})") from None
     if len(prompts) != images:
-        raise SampleSetError(f"{path}: holds {len(prompts)} prompts for {images} images")
+        raise SampleSetError(f"{path}: holds {len(prompts)} prompts for {images} images; give one each")
     return prompts

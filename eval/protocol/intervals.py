@@ -307,7 +307,7 @@ def share_interval(
     share = float(data.mean())
     variance = float(np.square(sums - share * sizes).sum()) / len(data) ** 2
     effective = share * (1 - share) / variance if variance > 0 else len(sums)
-    # The variance of independent zeros and ones follows from the share.
+    # The variance of independent zeros and ones follows from the share: the quantile is then the normal one.
     plain = len(sums) == len(data) and {0.0, 1.0}.issuperset(data.tolist())
     interval = wilson_interval(share, effective, NORMAL_QUANTILE if plain else find_quantile(len(sums)))
     return replace(interval, low=whole * interval.low, high=whole * interval.high, se=whole * interval.se)

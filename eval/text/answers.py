@@ -64,7 +64,7 @@ class Answers(Evaluator):
 class AnswerChange(Answers):
     """Mean difference to the reference run: correct answers gained minus lost, by problem."""
 
-    revision: ClassVar[int] = 2  # since 2, Agresti and Min's variance for any change
+    revision: ClassVar[int] = 2  # since 2, every interval has Agresti and Min's variance
     needs_reference: ClassVar[bool] = True
 
 

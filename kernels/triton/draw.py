@@ -37,7 +37,7 @@ def choose_word(words, lane):
 
 @triton.jit
 def spread_words(words):
-    """Return the words of blocks [n] as [n, 4]."""
+    """Return four words of blocks, each [n], as one tensor [n, 4]."""
     first, second, third, fourth = words
     lane = tl.arange(0, LANES)[None, :]
     return choose_word((first[:, None], second[:, None], third[:, None], fourth[:, None]), lane)

@@ -43,7 +43,7 @@ def find_unit(channels: int) -> int:
 
 
 def align_rows(tensor: Tensor) -> tuple[Tensor, list[int]]:
-    """Return a tensor whose rows start on multiples of a unit (`find_unit`), and its strides but the last in units.
+    """Return a tensor with rows aligned to a unit (`find_unit`), and its strides without the last, in units.
 
     Kernels take strides in units, since the compiler knows that loads are aligned only from a constant factor, and
     Triton would compile a variant for every pattern of divisible strides. Unaligned tensors are copied.

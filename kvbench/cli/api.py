@@ -68,7 +68,7 @@ class Run(Shown):
         path = Path(folder).expanduser()
         results = read_finished(path)
         if results is None:
-            raise ConfigError(f"{path}: is not the folder of a finished run")
+            raise ConfigError(f"{path}: is not the folder of a finished run; finish it, or name another")
         return cls(path, results, reused=True)
 
     @property

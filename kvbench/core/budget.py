@@ -64,7 +64,7 @@ class Budget:
         if number > 1:
             if number > spec.cached_length:
                 raise ValueError(
-                    f"budget={value}: {spec.name} caches at most {spec.cached_length} tokens per head"
+                    f"budget={value}: {spec.name} caches at most {spec.cached_length} tokens per head; give fewer"
                 )
             number /= spec.cached_length
         return cls(number * spec.full_tokens, spec.full_tokens, spec.all_heads, given=given)

@@ -155,7 +155,7 @@ def _find_strata(path: Path, rows: Mapping[int, Mapping[str, object]]) -> Iterat
     """Yield the metrics of an evaluator that are means of group means, with the column of the groups."""
     first = next(iter(rows.values()), {})
     if not any(isinstance(value, str) for value in first.values()):
-        return  # without groups no scores are read
+        return  # without groups the file of scores is not needed
     try:
         scores = parse_json(read_bytes(path))["scores"]
         for name, score in scores.items():

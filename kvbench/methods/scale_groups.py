@@ -42,7 +42,7 @@ class ScaleGroups(Method):
         if self.condensed < 0 or self.local < 0 or self.condensed + self.local >= len(spec.segments):
             raise ValueError(
                 f"method.condensed={self.condensed}, method.local={self.local}: {spec.name} caches "
-                f"{len(spec.segments) - 1} scales"
+                f"{len(spec.segments) - 1} scales; lower them"
             )
 
     def keep(self, view: View) -> Tensor:

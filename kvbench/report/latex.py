@@ -125,7 +125,7 @@ def join_latex(tables: Sequence[str]) -> str:
 
 
 def join_cells(cells: Sequence[str]) -> str:
-    """Return a line of a table."""
+    """Return cells as a line of a LaTeX table."""
     return " & ".join(cells) + r" \\"
 
 

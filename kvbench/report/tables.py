@@ -156,7 +156,7 @@ def _is_lopsided(cell: Cell) -> bool:
 
 
 def mark_interval(metric: Metric, prompts_only: str = PROMPTS_ONLY, df: str = " df {}") -> str:
-    """Return what follows an interval over several runs: its degrees of freedom, or a mark if over prompts alone."""
+    """Return the text after an interval over runs: `df`, `prompts_only` if over prompts alone; else an empty string."""
     if not isinstance(metric, MeanMetric) or metric.df is None:
         return ""
     digits = 1 if metric.df < 10 else 0

@@ -271,7 +271,7 @@ def fit_prompts(model: Model, prompts: Sequence[Prompt]) -> list[Prompt]:
     from kvbench.models.text_model import TextModel  # slow to import, and other runs do not need it
 
     if not isinstance(model, TextModel):
-        raise ConfigError(f"prompts: these are questions for language models, and {model.name} is not one")
+        raise ConfigError(f"prompts: questions need a language model, {model.name} is not one; set model=")
     tokenizer = model.open_tokenizer()
 
     def count_tokens(text: str, read: bool) -> int:

@@ -290,7 +290,7 @@ task=status work.folder=nowhere | work.folder=nowhere: no such folder
 task=status sweeps=nothing | sweeps=nothing: no such choice; choose from ... ; all: kvbench list sweeps
 model=qwen3_8b sampling=var_paper | sampling=var_paper: is for model=var_*, not qwen3_8b; choose another, or set
 sampling=nothing | sampling=nothing: no such choice; choose from ... ; all: kvbench list sampling
-+sampling.x=1 | sampling={'x': 1}: not a choice of conf/sampling
++sampling.x=1 | sampling={'x': 1}: must be a choice of conf/sampling
 task=dashboard runs_dirs=[published/*] | runs_dirs=published/*: names no folder
 task=dashboard runs_dirs=[.] | runs_dir=runs: holds no runs
 task=dashboard runs_dirs=published | runs_dirs

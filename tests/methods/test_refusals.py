@@ -175,7 +175,7 @@ def test_a_setting_out_of_range_is_named(kind: type[Method], settings: dict[str,
         (VaSE(window=18, sinks=1, large=0), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
         (VaSE(window=15), LINES, 20, "the method's tokens need 21 of 43 tokens per head"),  # 5 of large values
         (PriceKVBlocks(sinks=6), SCALES, "0.5", "sinks=6: small has 6 segments"),
-        (PriceKVBlocks(), MANY, "0.5", "many has 16 source scales, the maximum is 15"),
+        (PriceKVBlocks(), MANY, "0.5", "many has 16 sources, above 15; use pricekv"),
         (ScaleGroups(condensed=3, local=3), SCALES, 1, "method.condensed=3, method.local=3: small caches 5 scales"),
         (StreamingLLM(1, 5), SCALES, "0.1", "the method's tokens need 6 of 55 tokens per head"),
         *((kind(sinks=2), SCALES, 4, "2 sink scales need 5 of 55 tokens") for kind in (SnapKV, H2O, RKV, ScaleKV)),

@@ -60,7 +60,7 @@ def check_preset(values: Mapping[str, object]) -> None:
     if not isinstance(model, Mapping):
         return
     if not isinstance(preset, Mapping) or preset.keys() != {"name", "models"}:
-        raise ConfigError(f"sampling={show(preset)}: not a choice of conf/sampling")
+        raise ConfigError(f"sampling={show(preset)}: must be a choice of conf/sampling, as --help lists them")
     name, models = model.get("name"), preset["models"]
     if not any(fnmatch(str(name), str(pattern)) for pattern in models):
         raise ConfigError(

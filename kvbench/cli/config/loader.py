@@ -119,7 +119,7 @@ def find_model_choices(words: Sequence[str]) -> list[str]:
 
     Raises:
         HydraException: a word matches no choice.
-        ConfigError: the model's file names no choice.
+        ConfigError: the model's file names something that is not a choice of the group.
     """
     parsed = {word: parse_word(word) for word in words}
     named = [

@@ -76,7 +76,7 @@ def submit_actors(config: DictConfig, words: Sequence[str], workers: int) -> Non
         if capacity == 0:
             raise ConfigError(
                 f"hydra.launcher.ray.remote: no machine of the cluster at {address} has num_cpus={remote['num_cpus']} "
-                f"and num_gpus={remote['num_gpus']}"
+                f"and num_gpus={remote['num_gpus']}; lower them"
             )
         options = {
             **{key: value for key, value in remote.items() if key != "max_retries"},

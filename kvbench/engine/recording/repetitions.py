@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class Recording(NamedTuple):
-    """Recorded work.
+    """Recording of some work by a `GraphRecorder`.
 
     Attributes:
         inputs: tensors that the work reads, at fixed addresses.
         out: tensor that the work writes.
-        repeat: repeats the work.
-        restore: restores the host's state after the work.
+        repeat: replays the work on the device.
+        restore: sets the host's state to what it was after the work.
     """
 
     inputs: Sequence[Tensor]
@@ -64,7 +64,7 @@ class Repetitions:
         self._recorded: dict[Hashable, Recording] = {}
 
     def clear(self) -> None:
-        """Forget all work, after tensors that it reads have moved."""
+        """Drop all recordings, after tensors that they read have moved."""
         held = self._recorded or self.holds_memory
         self._drop()
         if held:

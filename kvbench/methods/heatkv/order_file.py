@@ -36,7 +36,7 @@ def read_orders(path: Path, spec: ModelSpec, sinks: int) -> NDArray[np.int64]:
     for source, pairs in enumerate(lists, start=first):
         if source < 0:
             raise ValueError(
-                f"method.orders={path}: {len(lists)} orders are more than {spec.name} has sources"
+                f"method.orders={path}: {len(lists)} orders, but {spec.name} has fewer sources; give the model's file"
             )
         ranks[source] = _parse_order(path, source, pairs, spec)
     return ranks
@@ -61,6 +61,6 @@ def _parse_order(path: Path, source: int, pairs: object, spec: ModelSpec) -> NDA
     if flat.shape != (spec.all_heads,) or (np.sort(flat) != np.arange(spec.all_heads)).any():
         raise ValueError(
             f"method.orders={path}: the order of source scale {source} is not a permutation of the {spec.all_heads} "
-            f"[head, layer] pairs of {spec.name}"
+            f"[head, layer] pairs of {spec.name}; give the model's file"
         )
     return flat.argsort().reshape(spec.layers, spec.heads)

@@ -115,7 +115,7 @@ def fill_budget(spec: ModelSpec, budget: Budget, schedule: Schedule, rank: Ints)
     ranks = np.broadcast_to(rank, absent.shape[1:])
     pruned = np.argwhere(absent[-1]).tolist()
     for source, layer, head in sorted(pruned, key=lambda a: (-ranks[tuple(a)], -a[0])):
-        added = np.zeros_like(unused)  # 1 at each step without the atom
+        added = np.zeros_like(unused)  # 1 at each step at which the atom is absent
         added[source:-1, layer:] += gone[source:-1, source, layer, head, None]
         added[source + 1 : -1, :layer] += absent[source + 1 : -1, source, layer, head, None]
         added[-1] = 1
@@ -168,7 +168,7 @@ def _evict_early(spec: ModelSpec, budget: Budget, k: int, gone: Bools, units: It
             unit = next(remaining, None)
             if unit is None or unit.layer <= layer:
                 raise InfeasibleBudget(
-                    f"{name_budget(budget)}: nothing left to evict before layer {layer} of scale {k}"
+                    f"{name_budget(budget)}: nothing left to evict before layer {layer} of scale {k}; raise it"
                 )
             waiting[unit.layer] -= unit.tokens
             evictions.append(unit)

@@ -54,7 +54,7 @@ def pair_slots(keys: Tensor, leaves: Tensor, stays: Tensor) -> Pairs:
 
 
 def split_pairs(marked: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Split bool [rows, slots] into blocks that are compared with all slots of their rows at a time."""
+    """Yield slices of rows and of slots, blocks of bool [rows, slots] that are compared with whole rows at a time."""
     rows, slots = marked.shape
     slot_step = max(1, min(slots, SLOT_BATCH))
     row_step = max(1, MAX_PAIRS // max(slot_step * slots, 1))

@@ -102,7 +102,7 @@ class PriceKVBlocks(Method):
         sources = list_sources(spec, self.recent)
         if len(sources[-1]) > MAX_SOURCES:
             raise ValueError(
-                f"method=pricekv/blocks: {spec.name} has {len(sources[-1])} source scales, the maximum is {MAX_SOURCES}"
+                f"method=pricekv/blocks: {spec.name} has {len(sources[-1])} sources, above {MAX_SOURCES}; use pricekv"
             )
         available = self._check_menu(spec, budget) if self.menu else budget
         check_capacity(spec, available, self.sinks, leading=self.leading)

@@ -39,7 +39,7 @@ def shorten(problem: Problem, allocation: Allocation, fixed: Bools | None = None
         ratio = np.full(added.shape, np.inf)
         np.divide(added, freed, out=ratio, where=freed > 0)
         if np.isinf(ratio.min()):
-            raise ValueError("the forced sources alone exceed the capacity")
+            raise ValueError("the fixed and forced sources alone exceed the capacity")
         for change in _find_best_changes(ratio):
             decrease = -_measure_increase(problem, allocation, change)
             # Earlier changes reduced the excess: skip a change that frees less than half of its rated memory.

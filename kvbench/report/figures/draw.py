@@ -121,7 +121,7 @@ def save_groups(folder: Path, stem: str, groups: Mapping[str, Sequence["Figure"]
 
 
 def choose_mapped(runs: Sequence[Results]) -> list[Results]:
-    """Return for each model and compressing method the run closest to `MAP_BUDGET`, then with the most samples."""
+    """Return the run of each model and compressing method with budget closest to `MAP_BUDGET` and most samples."""
     chosen: dict[tuple[str, str], Results] = {}
     for run in sorted(runs, key=lambda run: (abs(run.memory.budget - MAP_BUDGET), -run.n)):
         if not is_full(run):

@@ -85,7 +85,7 @@ def test_dpg_scores_a_run(tmp_path: Path) -> None:
         (",".join(COLUMNS), "", "holds no questions"),
         (",".join(COLUMNS), "a,x,0,t,Is it?", "line 2: not a DPG"),
         (",".join(COLUMNS), "a,1,0,t", "line 2: not a DPG"),
-        (",".join(COLUMNS), "a,1,2,t,Is it?", "item a has a question"),
+        (",".join(COLUMNS), "a,1,2,t,Is it?", "item a depends on a missing question"),
     ],
 )
 def test_malformed_questions_are_refused(columns: str, line: str, complaint: str, tmp_path: Path) -> None:

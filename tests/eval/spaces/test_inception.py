@@ -203,7 +203,7 @@ def test_the_command_makes_statistics(
     assert dataset.main([str(real), str(out), "--path", str(clean.path)]) == 2  # not the published network
     assert "is not inception-2015-12-05.pt" in capsys.readouterr().err
     assert dataset.main([str(tmp_path / "none"), str(out)]) == 2
-    assert capsys.readouterr().err == f"{tmp_path / 'none'} is not a folder\n"
+    assert capsys.readouterr().err == f"{tmp_path / 'none'} is not a folder; name a folder of images\n"
     (tmp_path / "void").mkdir()
     assert dataset.main([str(tmp_path / "void"), str(out)]) == 2
     assert "holds no images (.bmp, .jpeg, .jpg, .png, .webp)" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_orders_come_back(sinks: int, tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ('{"metadata": {}}', "no orders"),
         ("[]", "0 orders"),
-        (json.dumps([[[h, j] for h in range(3) for j in range(2)]] * 4), "more than small has sources"),
+        (json.dumps([[[h, j] for h in range(3) for j in range(2)]] * 4), "but small has fewer sources"),
         (json.dumps([[[0, 0]] * 6] * 3), "not a permutation of the 6"),
         (json.dumps([[[h, j] for h in range(2) for j in range(3)]] * 3), "not a permutation of the 6"),
         (json.dumps([[[0, 0], [1]]] * 3), "source scale 0 is not a permutation"),

@@ -221,5 +221,5 @@ def test_exchanges_lower_the_error_and_fit(problem: Problem) -> None:
 
 def test_what_is_forced_must_fit() -> None:
     problem = random_problem([2, 3, 4], 1, 2, seed=0, room=-3, forced=2)
-    with pytest.raises(ValueError, match="the forced sources alone exceed the capacity"):
+    with pytest.raises(ValueError, match="the fixed and forced sources alone exceed the capacity"):
         allocate(problem)
