@@ -14,7 +14,7 @@ from kvbench.eval.geneval.rules import Instance
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, share_score
 from kvbench.scenes.detector import detect
-from kvbench.scenes.grammar import NUMBERS, Meta, Pair
+from kvbench.scenes.grammar import NUMBERS, Pair
 from kvbench.scenes.world import COLORS, SHAPES
 
 
@@ -40,12 +40,16 @@ def count_named(caption: str) -> Counter[Pair]:
     return objects
 
 
-def exact(shapes: Iterable[Instance], line: Meta) -> bool:
-    """Return whether the objects from `detect` match the prompt: none missing, none extra, all colours correct.
+def exact(shapes: Iterable[Instance], caption: str) -> bool:
+    """Return whether the objects from `detect` match a caption: none missing, none extra, all colours correct."""
+    return Counter((item.color, item.label) for item in shapes) == count_named(caption)
 
-    Of the GenEval line only `prompt` is used, because clauses of four tasks have no colours.
-    """
-    return Counter((item.color, item.label) for item in shapes) == count_named(str(line["prompt"]))
+
+def read_captions(images: ImageSet) -> list[str]:
+    """Return the caption of each image; raise SkipEvaluation if prompts are not of the grammar."""
+    if any("tag" not in images.meta(index) for index in images.indices):
+        raise SkipEvaluation("the prompts are not captions of the scenes grammar")
+    return [str(images.meta(index)["prompt"]) for index in images.indices]
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,8 @@ class Exact(Evaluator):
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Judge every image, without reference and device; raise SkipEvaluation if prompts are not of the grammar."""
-        if any("tag" not in images.meta(index) for index in images.indices):
-            raise SkipEvaluation("the prompts are not captions of the scenes grammar")
-        verdicts = [
-            exact(detect(images.image(index)), images.meta(index)) for [index] in images.batches(1, self.name)
-        ]
+        """Judge every image; reference and device are not used."""
+        pairs = zip(images.batches(1, self.name), read_captions(images), strict=True)
+        verdicts = [exact(detect(images.image(index)), caption) for [index], caption in pairs]
         scores = {self.metric: share_score([float(verdict) for verdict in verdicts], images.clusters)}
         return make_result(self, scores, {"index": images.indices, self.metric: verdicts})

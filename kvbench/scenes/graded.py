@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from kvbench.eval.alignment.soft_tifa import Atom, Grade, Questions, SoftTifa
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.geneval.rules import MIN_SHARE, find_direction
-from kvbench.eval.protocol.base import SkipEvaluation
 from kvbench.scenes.detector import MIN_OVERLAP, MIN_SATURATION, Region, find_regions
-from kvbench.scenes.exact import count_named
+from kvbench.scenes.exact import count_named, read_captions
 from kvbench.scenes.grammar import NUMBERS, RELATIONS, pluralise
 from kvbench.scenes.world import BACKGROUNDS, COLORS, SHAPES
 
@@ -70,11 +69,8 @@ class SceneTifa(SoftTifa):
     )
 
     def read_questions(self, images: ImageSet) -> list[Questions]:
-        """Return the questions about each caption; raise SkipEvaluation if prompts are not of the grammar."""
-        if any("tag" not in images.meta(index) for index in images.indices):
-            raise SkipEvaluation("the prompts are not captions of the scenes grammar")
-        captions = [str(images.meta(index)["prompt"]) for index in images.indices]
-        return [make_questions(caption) for caption in captions]
+        """Return the questions about each caption."""
+        return [make_questions(caption) for caption in read_captions(images)]
 
     def load(self, device: str) -> tuple[Grade, Mapping[str, str]]:
         """Return the detector, which needs no files and runs on the CPU."""

@@ -173,7 +173,7 @@ def test_scenes_of_classes_hold_what_their_number_says() -> None:
     images, labels = draw_classes(90, 0, 1)
     assert len(labels.unique()) > 20
     for image, label in zip(images, labels.tolist(), strict=True):
-        assert exact(detect(image.numpy()), grammar.describe_class(label))
+        assert exact(detect(image.numpy()), str(grammar.describe_class(label)["prompt"]))
 
 
 def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:
