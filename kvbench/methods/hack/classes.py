@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.shared.calibration import Observer
+from kvbench.methods.shared.select import sum_by_segment
 from kvbench.methods.shared.view import View
 
 
@@ -32,19 +32,26 @@ class ColumnVariance(Observer):
 
 
 @dataclass
-class HeadPatterns(ColumnVariance, AttentionByScale):
-    """Calibration of sigma [L, H] (`ColumnVariance`) and mass [L, H, K, K] (`AttentionByScale`) in one pass."""
+class HeadPatterns(ColumnVariance):
+    """Calibration of sigma [L, H] (`ColumnVariance`) and of each head's attention by scale, from the same generations.
+
+    The tensor `mass` is float64 [L, H, K, K]: [l, h, k, s] is the attention of the queries of scale k to scale s, mean
+    over queries and prompts, conditional rows only.
+    """
 
     kind: ClassVar[str] = "head_patterns"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Return the shapes of `sigma`, [L, H], and `mass`, [L, H, K, K]."""
-        return ColumnVariance.tensor_shapes(self, spec) | AttentionByScale.tensor_shapes(self, spec)
+        scales = len(spec.segments)
+        return super().tensor_shapes(spec) | {"mass": (spec.layers, spec.heads, scales, scales)}
 
     def accumulate(self, view: View) -> None:
         """Add the attention of the segment's queries to each source, and the last scale's variance."""
-        ColumnVariance.accumulate(self, view)
-        AttentionByScale.accumulate(self, view)
+        super().accumulate(view)
+        k = view.segment.index
+        mass = self.select_conditional(sum_by_segment(view)).sum(0)
+        self.sums["mass"][view.layer, :, k, : k + 1] += mass
 
 
 def measure_column_variance(view: View) -> Tensor:
