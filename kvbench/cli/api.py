@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from kvbench.cli.config.command import Command, write_value
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
 from kvbench.cli.config.instantiate import allow_targets
-from kvbench.cli.config.loader import forget_files
+from kvbench.cli.config.loader import forget_edited_files
 from kvbench.cli.config.messages import EXPECTED, describe_error
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.config.words import check_words
@@ -277,7 +277,7 @@ def write_overrides(settings: Mapping[str, object]) -> list[str]:
 def _composing(words: list[str]) -> Iterator[DictConfig]:
     """Compose a job; raise errors that a user can cause as one-line exceptions."""
     Plugins.instance().register(PluginSearchPath)
-    forget_files()  # a notebook's user edits them between calls
+    forget_edited_files()  # a notebook's user edits them between calls
     try:
         with allow_targets(), hydra_of_kvbench():
             check_search_path()

@@ -35,7 +35,7 @@ class FileCache:
 
         The value is as JSON reads it: lists for tuples, strings for keys. Several threads may call this.
         """
-        states = [_find_state(path) for path in files]
+        states = [find_state(path) for path in files]
         state, started = json.dumps(states).encode(), time.time_ns()
         known = self._known.get(name)
         if known is None or known[0] != state:
@@ -85,7 +85,7 @@ class FileCache:
         return total
 
 
-def _find_state(path: Path) -> tuple[str, int, int, int, int] | None:
+def find_state(path: Path) -> tuple[str, int, int, int, int] | None:
     """Return name, inode, size and times of modification and of change, in ns, of a file; None if there is none."""
     try:
         found = path.stat()

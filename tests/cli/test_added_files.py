@@ -11,7 +11,7 @@ from yaml import YAMLError
 
 from kvbench.cli import app
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.config.loader import forget_files
+from kvbench.cli.config.loader import forget_edited_files
 from kvbench.cli.config.messages import check_arguments, describe_error
 from kvbench.cli.config.search_path import REMEDY, PluginSearchPath, list_choices, list_methods
 from kvbench.cli.tasks import calibrate, doctor
@@ -27,7 +27,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
     named = f"hydra.searchpath=[file://{tmp_path}/conf]"
     monkeypatch.setattr(sys, "argv", ["run.py", named])
     monkeypatch.chdir(tmp_path)
-    forget_files()
+    forget_edited_files()
 
     def write(name: str, text: str) -> str:
         path = tmp_path / "conf" / name

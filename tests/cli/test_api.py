@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +64,14 @@ def test_files_are_read_anew_by_each_call(folder: Path, tmp_path: Path) -> None:
         found.append(kvbench.run("mine", overrides=words, runs_dir=folder, **settings))
     assert [one.results.setting("method.seed") for one in found] == [1, 2, 2]
     assert [one.reused for one in found] == [False, False, True]
+
+
+def test_a_call_parses_no_file_again(
+    runs: list[kvbench.Run], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for parse in (ConfigRepository.load_config, None):
+        monkeypatch.setattr(ConfigRepository, "load_config", parse)
+        assert kvbench.run("snapkv", runs_dir=folder, **SETTINGS) == runs[1]
 
 
 def test_a_run_has_its_files(runs: list[kvbench.Run]) -> None:

@@ -19,17 +19,21 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, grammar_parser
 from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.core.config import ConfigError, show
+from kvbench.core.files import resolve_path
+from kvbench.core.kept import find_state
 from kvbench.core.settings import CHOICE_KEYS
 from kvbench.core.suggestions import suggest
 
 _FILES: dict[tuple[str, str], Callable[[], Any]] = {}
 """Parsed files by search path and name; a call gives a copy."""
+_STATES: dict[Path, object] = {}
+"""States of these files (`find_state`) before they were first parsed or looked for."""
 _COMPOSED: dict[tuple[object, ...], Callable[[], Any]] = {}
 """Composed configurations by search path and choices of groups; a call gives a copy."""
 _MODEL_CHOICES: dict[tuple[str, ...], list[str]] = {}
@@ -66,12 +70,20 @@ class CachingRepository(ConfigRepository):
         path = " ".join(f"{source.scheme()}://{source.path}" for source in self.sources)
         key = (path, config_path)
         if key not in _FILES:
+            for source in self.sources:
+                place = locate_file(source, f"{config_path}.yaml")
+                _STATES.setdefault(place, find_state(place))
             _FILES[key] = keep(super().load_config(config_path))
         loaded: ConfigResult | None = _FILES[key]()
         return loaded
 
     def __deepcopy__(self, _: Mapping[int, object]) -> "CachingRepository":
         return copy.copy(self)  # sources are replaced as a list, never changed in place
+
+
+def locate_file(source: ConfigSource, file: str) -> Path:
+    """Return the path of a file in a source of configuration files, whether it exists or not."""
+    return resolve_path(f"{source.full_path().removeprefix('file://')}/{file}")
 
 
 def compose_words(words: Sequence[str]) -> DictConfig:
@@ -189,11 +201,11 @@ def keep_files() -> None:
         loader.repository = CachingRepository(loader.get_search_path())
 
 
-def forget_files() -> None:
-    """Forget parsed files, so that edited files are read again."""
-    _FILES.clear()
-    _COMPOSED.clear()
-    _MODEL_CHOICES.clear()
+def forget_edited_files() -> None:
+    """Forget all parsed files if one was edited, made or removed since; of a Hydra other than 1.3, in any case."""
+    if not _STATES or any(find_state(place) != state for place, state in _STATES.items()):
+        for cache in (_FILES, _STATES, _COMPOSED, _MODEL_CHOICES):
+            cache.clear()
 
 
 # OmegaConf has no public way to parse each interpolation once.

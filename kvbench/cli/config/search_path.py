@@ -23,9 +23,9 @@ from yaml import MarkedYAMLError
 
 from kvbench.cli.config.checks import check_kind
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.config.loader import compose_words
+from kvbench.cli.config.loader import compose_words, locate_file
 from kvbench.core.config import ConfigError
-from kvbench.core.files import read_text, resolve_path
+from kvbench.core.files import read_text
 from kvbench.core.plugins import find_plugins
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def describe_choice(group: str, name: str) -> str:
     """Return the comment at the top of the file of a choice; Hydra must be initialised."""
     file = f"{group}/{name}.yaml"
     source = next(one for one in _list_sources() if one.is_config(file))
-    text = read_text(resolve_path(f"{source.full_path().removeprefix('file://')}/{file}"))
+    text = read_text(locate_file(source, file))
     opening = takewhile(re.compile("#").match, text.splitlines())
     lines = (line.removeprefix("#").strip() for line in opening)
     return " ".join(line for line in lines if not line.startswith("@package"))
