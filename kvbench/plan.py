@@ -135,7 +135,7 @@ def make_plan(
     lengths = predict_row_lengths(spec, method)
     if lengths is None:
         raise ConfigError(
-            f"task=plan: how much {type(method).__name__} holds depends on data; measure it with task=run"
+            f"task=plan: how much method={method.title} holds depends on data; measure it with task=run"
         )
     held = sum_tokens(lengths).max(1)
     stored = held * token_bytes
@@ -287,7 +287,7 @@ def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:
     schedule = getattr(method, "schedule", None)
     if schedule is None:
         raise ConfigError(
-            f"plan.export={path}: {type(method).__name__} has no schedule to export; set method=heatkv"
+            f"plan.export={path}: method={method.title} has no schedule to export; set method=heatkv"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -225,7 +225,7 @@ class Ledger:
         )
         if method.strict and (total := max(totals, default=0)) > limit:
             raise BudgetExceeded(
-                f"{type(method).__name__}: {total} {budget.unit} held after layer {layer} of segment {segment}, the "
+                f"method={method.title}: {total} {budget.unit} held after layer {layer} of segment {segment}, the "
                 f"budget is {float(limit):.10g}; keep fewer tokens or set strict=False"
             )
 

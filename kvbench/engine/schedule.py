@@ -131,7 +131,7 @@ def add_error_context(method: Method, view: CacheView) -> Iterator[None]:
                 f"a View has no {error.name}; kvbench/methods/shared/view.py has what a method can read"
             )
         where = f"layer {view.layer}, segment {view.segment.index}"
-        raise type(reported)(f"method {type(method).__name__}: {where}: {reported}") from None
+        raise type(reported)(f"method={method.title}: {where}: {reported}") from None
 
 
 def apply_keep(

@@ -45,7 +45,6 @@ def find_graph_obstacle(
     settings: Settings, model: Model, method: Method, packing: Packing | None
 ) -> str | None:
     """Return why no CUDA graphs are recorded; None if they are."""
-    name = type(method).__name__
     if settings.cuda_graph is False:
         return "cuda_graph=false"
     if not settings.device.startswith("cuda"):
@@ -55,9 +54,9 @@ def find_graph_obstacle(
     if packing is not None:
         return "steps that read low-bit storage are not recorded"
     if model.spec.family != "next-token" and (obstacle := method.graph_obstacle) is not None:
-        return f"no scale of {model.name} is recorded under {name}: {obstacle}"
+        return f"no scale of {model.name} is recorded under method={method.title}: {obstacle}"
     if method.uses.sparse_reads:
-        return f"{name} selects what every step attends to, so that no step can be repeated"
+        return f"method={method.title} selects what every step attends to, so that no step can be repeated"
     return None
 
 

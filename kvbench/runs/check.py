@@ -86,11 +86,9 @@ def _check_method(job: Job) -> None:
         if job.longest is not None:
             spec = spec.with_prompt(job.longest.tokens)
         job.method.check(spec, job.upper_budget)
-    except ValueError as error:  # methods know neither their own name nor which of two keys `sinks` came from
+    except ValueError as error:  # methods do not know which of two keys `sinks` came from
         line, sinks = str(error), job.section("method").get("sinks", job.settings.sinks)
         own = sinks != job.settings.sinks
-        if line.startswith(unnamed := f"method: {type(job.method).__name__} "):
-            raise ConfigError(f"method={job.method_name}: {line.removeprefix(unnamed)}") from None
         if own and line.startswith("sinks="):
             raise ConfigError(f"method.{line}") from None
         if isinstance(error, InfeasibleBudget) and job.longest is not None:

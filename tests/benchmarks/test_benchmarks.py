@@ -171,7 +171,7 @@ def test_all_methods_of_the_family_are_timed_and_the_others_told(
     assert timed - {*GUESTS} == {*methods_for(family)}
     refused = {line.split()[0] for line in lines if " is left out: method" in line}
     assert timed | refused == {*build.list_choices("method")}
-    with pytest.raises(SystemExit, match="error: method: D2O is for next-token models"):
+    with pytest.raises(SystemExit, match="error: method=D2O: is for next-token models"):
         main(["engine", "--methods", "d2o"])
 
 

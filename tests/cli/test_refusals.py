@@ -149,13 +149,13 @@ method=glob(*) | method=glob(*): several values are a sweep; add -m
 method=heatkv budget=0.001 | ... the smallest feasible budget is 0.00393, or lower `sinks`
 budget=3.5 | budget=3.5: above 1 it is a number of tokens per head and must be whole
 method=heatkv method.orders=nowhere.json | method.orders=nowhere.json: cannot be read
-task=plan method=ams_kv | task=plan: how much AMSKV holds depends on data
+task=plan method=ams_kv | task=plan: how much method=ams_kv holds depends on data
 model=llamagen_tiny method=scalekv eval=none | method=scalekv: is for next-scale models and
 method=linear_ar | method=linear_ar: is for next-token models and infinity_tiny is a next-scale
 model=infinity_2b | model.sources.transformer: weights missing
 prompts=file prompts.path=nowhere.txt | prompts.path=nowhere.txt: cannot be read
 task=report | runs_dir=runs: holds no finished runs
-task=plan plan.export=nowhere/x.npz | plan.export=nowhere/x.npz: Full has no schedule
+task=plan plan.export=nowhere/x.npz | plan.export=nowhere/x.npz: method=full has no schedule
 task=profile profile.largest=true | profile.largest=true: is for GPUs, not for device=cpu; use device=cuda
 task=profile model=infinity_2b | ... to time the model without weights, set model.weights=random
 task=profile budget=0.001 method=heatkv | ... the smallest feasible budget is 0.00393

@@ -84,7 +84,9 @@ def test_a_byte_less_than_held_is_an_error(kind: type[Drawn], dtype: torch.dtype
     method.prepare(spec, just)
     run(KVCache(spec, method, dtype=dtype), tokens_of(spec, 2))
     method.prepare(spec, replace(just, bytes=Fraction(full - 1)))
-    message = f"{kind.__name__}: {full} bytes held after layer 1 of segment 2, the budget is {full - 1};"
+    message = (
+        f"method={kind.__name__}: {full} bytes held after layer 1 of segment 2, the budget is {full - 1};"
+    )
     with pytest.raises(BudgetExceeded, match=message):
         run(KVCache(spec, method, dtype=dtype), tokens_of(spec, 2))
 

@@ -140,7 +140,9 @@ def test_what_is_released_is_made_again() -> None:
 def test_exceeding_the_budget_names_layer_and_segment() -> None:
     spec = small()
     cache = open_cache(Full(), spec, "0.5")
-    with pytest.raises(BudgetExceeded, match=r"Full: 57 tokens held after layer 0 of segment 2, .* is 42"):
+    with pytest.raises(
+        BudgetExceeded, match=r"method=Full: 57 tokens held after layer 0 of segment 2, .* is 42"
+    ):
         run(cache, tokens_of(spec, 2))
     method = prepared(Full(), spec, "0.5")
     method.strict = False

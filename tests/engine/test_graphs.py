@@ -196,6 +196,6 @@ def test_rows_of_another_length_than_capacity_are_refused(said: int) -> None:
     if said == 8:
         run(cache, inputs)
         return
-    told = f"method Claiming: layer 0, segment 2: keep left 8 slots in row 0 and capacity says {said}; "
+    told = f"method=Claiming: layer 0, segment 2: keep left 8 slots in row 0 and capacity says {said}; "
     with pytest.raises(WrongTensor, match=f"^{told}let capacity return None"):
         run(cache, inputs)

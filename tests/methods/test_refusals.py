@@ -169,7 +169,7 @@ def test_a_setting_out_of_range_is_named(kind: type[Method], settings: dict[str,
         (CUR(redraw=True), LINES, "0.5", "method.redraw=True: nothing is drawn without a projection"),
         (LazyEviction(), LINES, 5, "need 6 of 43 tokens per head"),
         (TriAttention(sinks=1), LINES, 3, "the smallest feasible budget is "),
-        (Scored(), SCALES, "0.5", "method: Scored has no score; implement `score` or `keep`"),
+        (Scored(), SCALES, "0.5", "method=Scored: has no score; implement `score` or `keep`"),
         (Forecast(), LINES, "0.5", "lines writes texts; use method=h2o, or method.base=h2o inside another method"),
         (RandomAttention(window=18, sinks=1), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
         (VaSE(window=18, sinks=1, large=0), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
@@ -281,7 +281,7 @@ def test_the_smallest_budget_of_a_refusal_is_accepted(
         (AMSKV(demanding=0.5), "method.demanding:"),
         (AMSKVFixed(), "method=ams_kv_fixed:"),
         (ExpectedAttention(statistics="calibrated"), "method=expected_attention:"),
-        (LUKV(base=H2O()), "method: LUKV needs a calibration:"),
+        (LUKV(base=H2O()), "method=LUKV:"),
         (HACK(2), "method=hack:"),
         (HACKPlusPlus(), "method=hackpp:"),
         (HeatKV(2), "method.orders: give an order file, or"),
@@ -294,3 +294,10 @@ def test_the_smallest_budget_of_a_refusal_is_accepted(
 def test_without_a_calibration_a_method_says_how_to_get_one(method: Method, lead: str) -> None:
     with pytest.raises(ValueError, match=f"^{lead} calibrate first .python run.py task=calibrate.$"):
         prepared(method, SCALES, "0.5")
+
+
+def test_messages_have_the_name_that_a_method_was_chosen_by() -> None:
+    method = prepared(H2O(), ModelSpec("texts", 2, 2, D, next_token(3, [4, 4])), "0.5")
+    assert method.title == "H2O"
+    method.title = "h2o"
+    assert method.plan_for(2).title == "h2o"

@@ -151,7 +151,7 @@ def test_scores_that_are_nan_end_the_run_in_one_line() -> None:
 
     spec = small()
     cache = open_cache(Broken(), spec, 0.5)
-    with pytest.raises(NotANumber, match=r"^method Broken: layer 1, segment 2: scores are NaN"):
+    with pytest.raises(NotANumber, match=r"^method=Broken: layer 1, segment 2: scores are NaN"):
         run(cache, tokens_of(spec, 2))
 
 

@@ -63,7 +63,7 @@ def test_every_wrapper_goes_around_every_base(
         return
     method = wrap(base)
     if not {spec.family} <= {*method.families} & {*base.families}:
-        with pytest.raises(ValueError, match=r"method: .* is for next-token models and scales is .*scale"):
+        with pytest.raises(ValueError, match=r"method=.*: is for next-token models and scales is .*scale"):
             prepared(method, spec, "0.4")
         return
     found, expected = give(method, spec), give(make(), spec)

@@ -66,7 +66,7 @@ class Greedy(H2O):
 
 def test_lengths_that_differ_from_capacity_are_refused_before_a_recording() -> None:
     tape = Tape()
-    with pytest.raises(WrongTensor, match=r"^method Greedy: layer 0, segment 1: keep left \d slots in row 0"):
+    with pytest.raises(WrongTensor, match=r"^method=Greedy: layer 0, segment 1: keep left \d slots in row 0"):
         infinity()(cache_of(Greedy(), tape), 1, 7)
     assert not tape.recorded
 

@@ -157,7 +157,13 @@ def find_finished(values: Mapping[str, object]) -> "Outcome | None":
     from kvbench.runs.calls import recall  # imports numpy, which `--help` does not need
 
     runs_dir = Path(str(values.get("runs_dir"))).expanduser()
-    return recall(runs_dir, values, HydraConfig.get().runtime.choices["method"])
+    return recall(runs_dir, values, name_method())
+
+
+def name_method() -> str:
+    """Return the name in `conf/method` of the method of the job that was composed last."""
+    name: str = HydraConfig.get().runtime.choices["method"]
+    return name
 
 
 def list_words() -> tuple[str, ...]:

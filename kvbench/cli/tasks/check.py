@@ -10,10 +10,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.tasks.expected import count_samples, expect_time, format_time
-from kvbench.cli.tasks.job import make_job
+from kvbench.cli.tasks.job import make_job, make_method
 from kvbench.cli.tasks.plan import plan_cache
 from kvbench.core.config import ConfigError, UserError
 from kvbench.core.files import count_free_bytes
@@ -60,7 +59,8 @@ def show_findings(findings: Sequence[Finding]) -> None:
 
 def check(cfg: DictConfig, settings: Settings) -> None:
     """Run `task=check`: print what the run needs; no weights are loaded and nothing is generated."""
-    show_findings(list(check_run(make_job(cfg, settings), instantiate(cfg.method))))
+    job = make_job(cfg, settings)
+    show_findings(list(check_run(job, make_method(cfg.method, job.method_name))))
 
 
 def check_jobs(jobs: Sequence[Sequence[str]]) -> None:
@@ -81,7 +81,7 @@ def check_jobs(jobs: Sequence[Sequence[str]]) -> None:
             job = make_job(cfg, read_settings(cfg), keep_model=True)
             if (place := job.settings.sweep.pack) is not None:
                 found[_try("sweep.pack", lambda: _describe_place(place))] = None
-            findings = check_run(job, instantiate(cfg.method))
+            findings = check_run(job, make_method(cfg.method, job.method_name))
             found |= dict.fromkeys(one for one in findings if one.subject not in ("time", "disk"))
             expected, count = expect_time(job, _find_alike(job)), count_samples(job)
             seconds, samples = seconds + count * expected.seconds, samples + count

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.checks import count_processes
-from kvbench.cli.config.compose import list_words, read_values
+from kvbench.cli.config.compose import list_words, name_method, read_values
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep
 from kvbench.core.config import ConfigError
@@ -19,6 +19,7 @@ from kvbench.core.files import hash_values
 from kvbench.core.processes import join
 from kvbench.core.settings import Settings
 from kvbench.kernels.batch_invariance import set_batch_invariant
+from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.prompts.base import load_ordered
 from kvbench.runs.calibrate import choose_calibration
@@ -44,11 +45,15 @@ def make_job(cfg: DictConfig, settings: Settings, *, keep_model: bool = False) -
     count = count_processes(cfg)
     if count > 1:
         settings = replace(settings, device=choose_device(settings.device))
-    recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
+    recorder = Recorder.current
     keep = keep_model or recorder is not None
-    job = build_job(cfg, settings, choices["method"], read_values(cfg), keep_model=keep, processes=count)
+    job = build_job(cfg, settings, name_method(), read_values(cfg), keep_model=keep, processes=count)
     logger = instantiate(cfg.logger) if cfg.logger else None
-    sweep = None if recorder is None else label_sweep(recorder.folder, choices.get("sweeps"))
+    sweep = (
+        None
+        if recorder is None
+        else label_sweep(recorder.folder, HydraConfig.get().runtime.choices.get("sweeps"))
+    )
     device = f"device={settings.device.partition(':')[0]}"
     words = select_words([*(word for word in list_words() if find_key(word) != "device"), device])
     return replace(job, logger=logger, sweep=sweep, overrides=words)
@@ -89,7 +94,7 @@ def build_job(
     return Job(
         settings=settings,
         model=read_or_write(model, prompts, others),
-        method=instantiate(parts["method"]),
+        method=make_method(parts["method"], method),
         method_name=method,
         prompts=prompts,
         config=config,
@@ -97,6 +102,13 @@ def build_job(
         evaluators={name: instantiate(node) for name, node in (parts.get("eval") or {}).items()},
         read_at=read_at,
     )
+
+
+def make_method(node: Mapping[str, Any], name: str) -> Method:
+    """Return the object of the group `method`, which messages call by its name in `conf/method`."""
+    method: Method = instantiate(node)
+    method.title = name
+    return method
 
 
 def choose_device(device: str) -> str:

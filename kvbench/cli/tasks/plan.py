@@ -6,10 +6,11 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from kvbench.cli.config.compose import list_words
+from kvbench.cli.config.compose import list_words, name_method
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.search_path import list_choices, list_methods
 from kvbench.cli.console import CONSOLE, ONCE, say
+from kvbench.cli.tasks.job import make_method
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.cards import CARDS
 from kvbench.core.settings import Settings
@@ -37,7 +38,7 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
     card = CARDS.get(settings.device)
     if card is not None or any(word.startswith("plan.gpu_gib=") for word in list_words()):
         settings = replace(settings, device="cuda")
-    method = instantiate(cfg.method)
+    method = make_method(cfg.method, name_method())
     model, source = instantiate(cfg.model), instantiate(cfg.prompts)
     if isinstance(source, Texts | Retrieval) or (isinstance(source, Task) and source.answer == READ):
         # These are scored by forced decoding, with another schedule.

@@ -63,7 +63,7 @@ class Method(Planned):
         """
         if spec.family not in self.families:
             raise ValueError(
-                f"method: {type(self).__name__} is for {' and '.join(self.families)} models and {spec.name} is a "
+                f"method={self.title}: is for {' and '.join(self.families)} models and {spec.name} is a "
                 f"{spec.family} model; use one of the methods that task=plan model={spec.name} lists"
             )
         for name, limit in self.limits.items():

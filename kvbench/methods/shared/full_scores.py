@@ -176,6 +176,6 @@ class CalibratedCapacities(Wrapper):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Allocate the capacity to the base's heads by the calibration."""
         super().prepare(spec, budget, artifact)
-        tensors = require_artifact(artifact, f"method: {type(self).__name__} needs a calibration:")
+        tensors = require_artifact(artifact, f"method={self.title}:")
         self.capacities = self.allocate(tensors, spec, budget)
         self.base.assign_capacities(self.capacities)

@@ -25,9 +25,19 @@ class Planned:
 
     spec: ModelSpec
     budget: Budget
+    _title: str | None = None
     _longest: ModelSpec | None = None  # spec of the longest prompt, in a plan for a shorter prompt
     _artifact: Artifact | None
     _plans: dict[int, Self]  # plans by tokens of the prompt, made since `prepare`
+
+    @property
+    def title(self) -> str:
+        """Name for messages: the one in `conf/method` once it is set, else the class's."""
+        return self._title or type(self).__name__
+
+    @title.setter
+    def title(self, name: str) -> None:
+        self._title = name
 
     @property
     def calibrated_spec(self) -> ModelSpec:
@@ -53,7 +63,7 @@ class Planned:
         if tokens not in self._plans:
             spec = self.spec.with_prompt(tokens)
             plan = self._renew()
-            plan.calibrated_spec = self.calibrated_spec
+            plan.title, plan.calibrated_spec = self.title, self.calibrated_spec
             plan.prepare(spec, replace(self.budget, full=spec.full_tokens), self._artifact)
             self.adopt_plan(tokens, plan)
         return self._plans[tokens]

@@ -112,13 +112,11 @@ class Scored(Method):
         """Refuse sinks or a branch mode that do not fit the model, and a budget below the sinks or a token a head."""
         super().check(spec, budget)
         if type(self).score is Scored.score and type(self).ranked_if_full is Scored.ranked_if_full:
-            raise ValueError(f"method: {type(self).__name__} has no score; implement `score` or `keep`")
+            raise ValueError(f"method={self.title}: has no score; implement `score` or `keep`")
         Limit(1).check("refresh", self.refresh)
         Limit(0, 1).check("ema", self.ema)
         if self.own_state and self.ema:
-            raise ValueError(
-                f"method.ema={self.ema}: {type(self).__name__} accumulates its scores; set method.ema=0"
-            )
+            raise ValueError(f"method.ema={self.ema}: {self.title} accumulates its scores; set method.ema=0")
         check_branch_mode(self.branch_mode, spec)
         check_capacity(spec, budget, self.sinks, self.count_reserved(spec), leading=self.leading)
 
