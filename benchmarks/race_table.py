@@ -57,7 +57,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def describe(race: Race, tables: Iterable[list[dict[str, str]]]) -> tuple[str, ...]:
-    """Return the cells of a race's row."""
+    """Return the cells of a race's row, in the order of the printed columns."""
     looks, calibrations = race["looks"], sum(race["calibrated"].values())
     course = ", ".join(f"{len(look['means'])} after {look['after']}" for look in looks[:3])
     means = find_means(tables, race)

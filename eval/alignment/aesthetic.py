@@ -43,7 +43,7 @@ class Aesthetic(PromptScore):
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Load both networks."""
+        """Load both networks; return their scorer and the hashes of their files."""
         [head, file], hashes = self.require()
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
         with expecting("LAION's aesthetic predictor", head):

@@ -163,7 +163,7 @@ class ClipScore(PromptScore):
         return self.model
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Load the network."""
+        """Load the network; return its scorer and the hashes of its files."""
         [file], hashes = self.require()
         clip = Clip(self.model, file, device, quick_gelu=self.quick_gelu, scripted=self.network.pinned)
 

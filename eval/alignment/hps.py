@@ -74,7 +74,7 @@ class Hps(PromptScore):
         return (replace(self.network, path=self.path, sha256=self.sha256 or self.network.sha256),)
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Load the network."""
+        """Load the network; return its scorer and the hashes of its files."""
         [file], hashes = self.require()
         clip = Clip(self.model, file, device, quick_gelu=False, scripted=self.files[0].pinned)
 

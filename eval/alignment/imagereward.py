@@ -69,7 +69,7 @@ class ImageReward(PromptScore):
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Load both networks and the vocabulary."""
+        """Load both networks and the vocabulary; return their scorer and the hashes of their files."""
         [folder, vocabulary], hashes = self.require()
         return load_scorer(folder, vocabulary / "vocab.txt", device), hashes
 

@@ -38,7 +38,7 @@ class PickScore(PromptScore):
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Load the network."""
+        """Load the network; return its scorer and the hashes of its files."""
         [folder], hashes = self.require()
         return load_scorer(folder, device), hashes
 

@@ -47,7 +47,7 @@ class BlipVqa(Vqa):
     packages: ClassVar[tuple[str, ...]] = ("transformers", "torchvision")
 
     def load(self, device: str) -> tuple[Answer, Mapping[str, str]]:
-        """Load the model from local files.
+        """Load the model from local files; return its answering function and the hashes of its files.
 
         Raises:
             WeightError: a file is missing or its hash differs.

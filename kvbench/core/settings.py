@@ -374,7 +374,7 @@ class Settings:
             ConfigError: a key is unknown or missing, or a value has the wrong type or is out of range.
         """
         own = {key: value for key, value in values.items() if key not in (*GROUPS, "from")}
-        given = values.get("from") or []  # a keyword of Python
+        given = values.get("from") or []  # `from` is a keyword of Python
         sources = given if isinstance(given, list) else [given]
         if not all(isinstance(folder, str) and folder for folder in sources):
             raise ConfigError(f"from={show(given)}: must be a folder of runs or a list of them")

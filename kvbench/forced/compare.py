@@ -15,7 +15,7 @@ BLOCK = 128
 def compare_states(
     states: Tensor, full: Tensor, tokens: Tensor, find_logits: Callable[[Tensor, int], Tensor]
 ) -> dict[str, NDArray[Any]]:
-    """Return a `ScoredText`'s `COLUMNS` except `tokens`.
+    """Return a `ScoredText`'s `COLUMNS` except `tokens`, arrays [n] by name.
 
     Args:
         states: hidden states [n, ...] that predict the tokens, under the method.

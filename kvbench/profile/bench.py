@@ -57,7 +57,7 @@ class Bench:
 
     @property
     def more_generations(self) -> int:
-        """Number of generations that recording adds to a measurement of one candidate."""
+        """Generations that recording CUDA graphs adds to a measurement of one candidate; 0 without graphs."""
         return 0 if self._job.cache_plan.graph_obstacle is not None else 4
 
     def measure(self, candidates: list[Candidate], batch: int, too_large: set[str]) -> list[ProfileRow]:

@@ -36,7 +36,7 @@ class NotedWalk(RoomWalk):
 
     @classmethod
     def draw(cls, rng: random.Random, rooms: int, moves: int) -> Self:
-        """Sample a house, the walkers' first rooms, and up to four queries, until the walkers meet."""
+        """Sample houses and the walkers' first rooms until the walkers meet, then up to `MAX_QUERIES` queries."""
         while True:
             problem = super().draw(rng, rooms, moves)
             rooms_met = [move.room for move, note in problem.take_notes() if note]

@@ -62,7 +62,7 @@ class PaperTable:
 
     @cached_property
     def styles(self) -> dict[str, Style]:
-        """Style of each metric."""
+        """Style of each metric's intervals (`choose_style`)."""
         return {
             name: choose_style(cell for (_, metric, _), cell in self.cells.items() if metric == name)
             for name in self.metrics

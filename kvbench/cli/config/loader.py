@@ -188,7 +188,7 @@ def _check_choice(group: str, key: str, choice: object) -> str:
 
 
 def use_presets() -> None:
-    """Remove the schemas that launchers' packages store, whenever they are imported, under the names of the presets."""
+    """Remove the schemas that launchers' packages store under the names of the presets when they are imported."""
     Plugins.instance()  # imports them
     for name in EXTRAS:
         ConfigStore.instance().repo["hydra"]["launcher"].pop(f"{name}.yaml", None)

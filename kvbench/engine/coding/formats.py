@@ -34,7 +34,7 @@ class NumberFormat(NamedTuple):
 
     @property
     def codec(self) -> Codec:
-        """What the coding stores."""
+        """Entry of `CODECS` for the coding, which says what is stored."""
         return CODECS[self.coding]
 
 

@@ -35,7 +35,7 @@ def measure_entropy(logits: Tensor) -> Tensor:
 
 
 def compare_columns(columns: Tensor, heads: int) -> Tensor:
-    """Return D2O's statistic of a layer, float32 [sequences]: the mean over heads of scaled variances.
+    """Return D2O's statistic of a layer, float32 [sequences]: mean over heads of variances scaled to 0..1 over heads.
 
     Columns are float32 [sequences, heads, slots], the attention that each slot received, NaN in missing slots.
     """
