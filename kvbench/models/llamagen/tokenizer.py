@@ -12,7 +12,7 @@ from kvbench.models.parts.codebook import VQGAN, Codebook, VQGANConfig, find_nea
 
 @dataclass(frozen=True, kw_only=True)
 class VQConfig(VQGANConfig):
-    """Shape of the tokenizer."""
+    """Shape of LlamaGen's tokenizer."""
 
 
 class VQ(VQGAN):

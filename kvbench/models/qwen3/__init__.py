@@ -1,1 +1,1 @@
-"""Qwen3, language models whose output is text."""
+"""Qwen3: language models whose output is text."""
