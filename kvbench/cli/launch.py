@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from kvbench.cli.config.messages import EXPECTED
 from kvbench.cli.console import say, show_device
 from kvbench.cli.dispatch import configure_logging, run_task
 from kvbench.cli.streams import repair_streams
-from kvbench.cli.submit.slurm import submit
+from kvbench.cli.submit.slurm import naming_rejection, submit
 from kvbench.cli.submit.summary import (
     show_sweep,
     start_in_background,
@@ -142,7 +142,9 @@ def launch(config: DictConfig, task: TaskFunction, jobs: Sequence[list[str]]) ->
     keep_files()
     context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
     launcher = Plugins.instance().instantiate_launcher(context, task, config)
-    launcher.launch(jobs, initial_job_idx=0)
+    is_slurm = config.hydra.runtime.choices["hydra/launcher"] == SLURM
+    with naming_rejection() if is_slurm else nullcontext():
+        launcher.launch(jobs, initial_job_idx=0)
 
 
 @interrupting_on_sigterm()

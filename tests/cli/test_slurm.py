@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,13 +109,19 @@ def test_what_does_not_fit_a_node_is_refused(words: str, said: str, queue: Path)
         check_launcher(cfg)
 
 
-def test_what_slurm_refuses_is_told(queue: Path, command: Command) -> None:
-    (queue.parent / "bin/sbatch").write_text("#!/bin/sh\necho invalid partition specified: x >&2; exit 1\n")
-    status, _, err = command("task=work", *SWEEP, *SLURM, "work.workers=8", "work.wait=false")
+@pytest.mark.parametrize("words", [("task=work", *SLURM[1:], "work.workers=8", "work.wait=false"), ("-m",)])
+@pytest.mark.parametrize(
+    ("sbatch", "said"),
+    [("echo invalid partition: x >&2; exit 1", "invalid partition: x"), ("echo", "Could not ")],
+)
+def test_what_slurm_refuses_is_told(
+    words: Sequence[str], sbatch: str, said: str, queue: Path, command: Command
+) -> None:
+    (queue.parent / "bin/sbatch").write_text(f"#!/bin/sh\n{sbatch}\n")
+    status, out, err = command(*words, *SWEEP, SLURM[0])
     assert status == 1
-    assert err.splitlines()[-1].startswith(
-        "error: hydra/launcher=submitit_slurm: Slurm rejects the job (invalid"
-    )
+    assert f"error: hydra/launcher=submitit_slurm: Slurm rejects the job ({said}" in out + err
+    assert "Traceback" not in out + err
 
 
 class KilledError(BaseException):

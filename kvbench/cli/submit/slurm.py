@@ -1,7 +1,8 @@
 """Workers in Slurm's queue: an array of jobs, one worker per task."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -42,18 +43,14 @@ def submit(config: DictConfig, words: Sequence[str], workers: int) -> "Sequence[
         ConfigError: Slurm rejects the job.
     """
     from submitit import AutoExecutor
-    from submitit.core.utils import FailedJobError
 
     options, timeouts, output = _read_options(config)
     tasks = count_tasks(config.hydra.launcher)
-    try:
+    with naming_rejection():
         executor = AutoExecutor(output, cluster="slurm", slurm_max_num_timeout=timeouts)
         executor.update_parameters(**options)
         numbered = [[*words, f"work.number={number}"] for number in range(0, workers, tasks)]
         jobs = executor.map_array(SlurmWorker(), numbered)
-    except (FailedJobError, NameError) as error:
-        why = " ".join(str(error).split("\n  ")[0].split())
-        raise ConfigError(f"hydra/launcher={SLURM}: Slurm rejects the job ({why})") from None
     number, folder = jobs[0].job_id.partition("_")[0], config.work.folder
     say(
         f"submitted {workers} workers, {tasks} to a job, as array {number}, output in "
@@ -61,6 +58,20 @@ def submit(config: DictConfig, words: Sequence[str], workers: int) -> "Sequence[
         f"task=work work.folder={folder} work.do=pause; stop: scancel {number}; resume: run the same command again"
     )
     return jobs
+
+
+@contextmanager
+def naming_rejection() -> Iterator[None]:
+    """Raise a rejection by Slurm as a ConfigError of one line; errors of jobs that ran are left as they are."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    try:
+        yield
+    except (FailedJobError, FailedSubmissionError, NameError) as error:
+        if isinstance(error, FailedJobError) and error.__cause__ is None:  # a job's, not sbatch's
+            raise
+        why = " ".join(str(error).split("\n  ")[0].split())
+        raise ConfigError(f"hydra/launcher={SLURM}: Slurm rejects the job ({why})") from None
 
 
 def _read_options(config: DictConfig) -> tuple[dict[str, Any], int, str]:
