@@ -29,9 +29,14 @@ def full_float32() -> Iterator[None]:
 
 @contextlib.contextmanager
 def expecting(what: str, file: Path) -> Iterator[None]:
-    """Turn errors of loading a file's tensors into a network into a ValueError: the file does not hold `what`."""
+    """Turn errors of loading a file's tensors into a network into a ValueError: the file does not hold `what`.
+
+    Torch's OutOfMemoryError passes.
+    """
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (AttributeError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
         lacks = isinstance(error, KeyError)
         why = f"it has no {error.args[0]}" if lacks else str(error).splitlines()[-1].strip()

@@ -13,6 +13,7 @@ from safetensors.torch import save
 from kvbench.cli.tasks.check import check_run
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError, file_sha256, find_wrong, loading
+from kvbench.eval.networks import expecting
 from kvbench.eval.paired.dists import VGG16, Dists
 from kvbench.eval.paired.lpips import ALEXNET, Lpips
 from kvbench.eval.paired.psnr import Psnr
@@ -94,7 +95,7 @@ def test_errors_that_no_file_can_cause_stay_what_they_are(tmp_path: Path) -> Non
     ):
         with pytest.raises(error), loading(weights):
             raise error("a fault of the program")
-    with pytest.raises(torch.OutOfMemoryError), loading([free]):
+    with pytest.raises(torch.OutOfMemoryError), loading([free]), expecting("a network", path):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
