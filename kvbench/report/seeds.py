@@ -7,7 +7,7 @@ over prompts and seeds. `compare_seeds` returns paired differences, `list_member
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -152,6 +152,12 @@ def list_counts(runs: Iterable[Results]) -> list[str]:
     return list(dict.fromkeys(map(name_count, runs)))
 
 
+def list_varied(runs: Sequence[Results]) -> list[str]:
+    """Return what the means of rows are over: `seeds`, `calibrations`, both, or nothing."""
+    counts = zip(*map(count_seeds, runs), strict=True)
+    return [kind for kind, each in zip(("seeds", "calibrations"), counts, strict=False) if max(each) > 1]
+
+
 def describe_means(
     rows: Iterable[Results], shown: Iterable[Metric | None] = (), *, df: str = "df", peaks: bool = True
 ) -> str:
@@ -162,15 +168,12 @@ def describe_means(
     combined = [row for row in rows if isinstance(row, Combined)]
     equal = list(dict.fromkeys(row.method for row in combined if row.equal))
     unchanged = f"Seeds change no sample of {', '.join(equal)}: each counts once." if equal else ""
-    counts = [count_seeds(row) for row in combined if not row.equal]
-    if not counts:
+    kinds = list_varied(combined)
+    if not kinds:
         return unchanged
-    seeds = any(noises > 1 for noises, _ in counts)
-    calibrations = any(calibrations > 1 for _, calibrations in counts)
-    kinds = [*(["seeds"] if seeds or not calibrations else []), *(["calibrations"] if calibrations else [])]
     notes = [
         f"Means over {' and '.join(kinds)}",
-        f"n: prompts x seeds{' x calibrations' * calibrations}",
+        f"n: prompts x seeds{' x calibrations' * ('calibrations' in kinds)}",
         *(["peaks: the largest"] if peaks else []),
         f"{df}: degrees of freedom of an interval over {', '.join(['prompts', *kinds[:-1]])} and {kinds[-1]}",
     ]
@@ -239,9 +242,7 @@ def _find_folder(run: Results, runs_dir: Path) -> Path:
 
 
 def _combine(runs: Sequence[Results], runs_dir: Path, crossings: SeedMeans) -> Combined:
-    first = runs[0]
-    values = {field.name: getattr(first, field.name) for field in fields(Results)}
-    equal = _have_equal_samples(runs, runs_dir)
+    first, equal = runs[0], _have_equal_samples(runs, runs_dir)
     averages = {
         "method": OTHER_SEED.sub(r"\1+1", first.method),
         "memory": combine_memory([run.memory for run in runs]),
@@ -250,7 +251,7 @@ def _combine(runs: Sequence[Results], runs_dir: Path, crossings: SeedMeans) -> C
         "steps": tuple(map(average_step, zip(*(run.steps for run in runs), strict=False))),
         "finished": max(run.finished for run in runs),
     }
-    return Combined(**{**values, **averages}, members=tuple(runs), equal=equal)
+    return Combined(**{**vars(first), **averages}, members=tuple(runs), equal=equal)
 
 
 def _have_equal_samples(runs: Sequence[Results], runs_dir: Path) -> bool:

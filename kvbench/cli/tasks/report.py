@@ -149,5 +149,4 @@ def show_published(
         artifacts = [Path(file) for entry in entries for file in entry.files]
         stability.show_stability(CONSOLE, table, artifacts, int(cfg.sinks), str(cfg.model.name), place)
         return None
-    comparison.show_comparison(CONSOLE, table, runs, place)
-    return comparison.make_section(table, runs)
+    return comparison.show_comparison(CONSOLE, table, runs, place)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvbench.core.config import ConfigError
 from kvbench.report.conditions import group_conditions, is_full
 from kvbench.report.drifts import group_drifts
-from kvbench.report.seeds import count_seeds, find_seeds, list_counts, list_members, name_seeds
+from kvbench.report.seeds import find_seeds, list_counts, list_members, list_varied, name_seeds
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
@@ -89,8 +89,7 @@ def draw_drift(runs_dir: Path, folder: Path, runs: Sequence[Results]) -> list[Pa
 
 def describe_joined(runs: Sequence[Results]) -> str:
     """Return the end of a title that says over which seeds points are means; empty for single runs."""
-    noises, calibrations = (max(counts) for counts in zip(*map(count_seeds, runs), strict=True))
-    kinds = [*(["seeds"] if noises > 1 else []), *(["calibrations"] if calibrations > 1 else [])]
+    kinds = list_varied(runs)
     return f", means over {' and '.join(kinds)}: {', '.join(list_counts(runs))}" if kinds else ""
 
 

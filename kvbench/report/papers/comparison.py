@@ -95,21 +95,26 @@ def make_title(table: PublishedTable, runs: Sequence[Results]) -> str:
     return f"{table.source}: {table.title}. Published: {published}, {table.data}; measured: {', '.join(measured)}"
 
 
-def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:
-    """Print measured and published values, write them into report-<table>.md and .tex, and draw the figure."""
-    matching = [run for _, run in _match(table, runs)]
-    if not matching:
+def show_comparison(
+    console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path
+) -> Section | None:
+    """Print measured and published values, write them into report-<table>.md and .tex, and draw the figure.
+
+    Returns:
+        The table as a section of the report; None if no run matches.
+    """
+    section = make_section(table, runs)
+    if section is None:
         console.print(
             f"{table.name}: no finished run matches a row; scores need trained weights", highlight=False
         )
-        return
+        return None
+    matching = [run for _, run in _match(table, runs)]
     rows, lead = make_rows(table, matching), len(_list_settings(table, matching[0], matching))
     title = f"{make_title(table, matching)} (with 95 % intervals).{describe_rows(matching, rows)}"
     title = " ".join([title, *list_made(matching)])
     publish(console, title, rows, lead, runs_dir / f"report-{table.name}.md")
-    section = make_section(table, matching)
-    if section is not None:
-        write_whole(runs_dir / f"report-{table.name}.tex", write_latex([section]))
+    write_whole(runs_dir / f"report-{table.name}.tex", write_latex([section]))
     if table.figure is not None and not can_draw():
         print_line(console, NOT_INSTALLED, "")
     elif table.figure == "fidelity":
@@ -117,6 +122,7 @@ def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Resu
             console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
     elif table.figure is not None:
         draw_steps(console, table, matching, runs_dir)
+    return section
 
 
 def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:

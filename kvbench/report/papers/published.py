@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, partial
 from importlib.resources import files
+from itertools import starmap
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
@@ -134,14 +135,16 @@ class PublishedTable:
             return []
         if not self.find_compared(run):
             return []
-        settings: dict[str, object] = {}
-        if not self._agree({key: (value,) for key, value in self.fixed.items()}, run, settings):
+        find = cache(partial(find_setting, run))
+        shares = {"budget": self.budgets.get(run.model, {})}
+
+        def agrees(key: str, values: Iterable[str]) -> bool:
+            printed = (shares.get(key, {}).get(value, value) for value in values)
+            return any(_equals(key, find(key), value) for value in printed)
+
+        if not all(agrees(key, (value,)) for key, value in self.fixed.items()):
             return []
-        return [
-            index
-            for index, where in enumerate(self.rows)
-            if run.method in where.get("method", (run.method,)) and self._agree(where, run, settings)
-        ]
+        return [index for index, where in enumerate(self.rows) if all(starmap(agrees, where.items()))]
 
     def match(self, runs: Sequence[Run]) -> list[tuple[Settings, Run]]:
         """Return the runs that match rows in the table's order, each with the settings of its row."""
@@ -152,17 +155,6 @@ class PublishedTable:
         """Return the columns that compare with a run: without scores if its weights are random."""
         is_random = run.model_label != run.model
         return [name for name in self.metrics if not is_random or name in (*COSTS, *OF_PROCESS)]
-
-    def _agree(self, where: Settings, run: Results | Measured, settings: dict[str, object]) -> bool:
-        """Return whether a run has one of the values of each setting; `settings` caches those of the run."""
-        for key, values in where.items():
-            if key not in settings:
-                settings[key] = find_setting(run, key)
-            if key == "budget" and (shares := self.budgets.get(run.model)) is not None:
-                values = tuple(shares.get(value, value) for value in values)
-            if not any(_equals(key, settings[key], value) for value in values):
-                return False
-        return True
 
 
 def model_of(label: str) -> str:
@@ -221,7 +213,7 @@ def find(name: str, key: str = "published") -> PublishedTable:
     return tables[name]
 
 
-@lru_cache
+@cache
 def load() -> dict[str, PublishedTable]:
     """Return all tables of the package's published.yaml."""
     return parse((files("kvbench") / "assets" / "published.yaml").read_text(encoding="utf-8"))
