@@ -18,6 +18,7 @@ from kvbench.report.papers import comparison, speed
 from kvbench.report.papers.by_metric import show_by_metric
 from kvbench.report.papers.published import find
 from kvbench.report.tables import format_markdown
+from kvbench.report.timings import Timing, read_timings
 from kvbench.runs.record.results import Results
 from tests.support.results import LPIPS, PSNR, configured_run, printed
 from tests.support.speed import make_profile, make_timing
@@ -157,11 +158,11 @@ def test_numbers_of_several_tables_metric_by_metric(tmp_path: Path) -> None:
 
 PROFILE = make_profile("heatkv", 0.1, model="infinity_2b", config={"method": {"sinks": 3}, "seed": 5})
 TURNS = [
-    speed.Timing(PROFILE, {**make_timing(name, 1.0, seconds=seconds, batch=2).row, "cache": name})
+    Timing(PROFILE, {**make_timing(name, 1.0, seconds=seconds, batch=2).row, "cache": name})
     for name, seconds in (("heatkv", 3.0), ("full", 4.0))
 ]
 """A method and a full cache that were timed in turns, in one file."""
-TIMED: Mapping[str, tuple[str | None, Sequence[speed.Timing]]] = {
+TIMED: Mapping[str, tuple[str | None, Sequence[Timing]]] = {
     "batch 10: full 5 s, of which 1 s decodes, 8 GB; HeadKV 3 s, 1 s, 6 GB": (
         "headkv_table4",
         [
@@ -225,5 +226,5 @@ def test_a_full_cache_timed_in_turns_has_no_setting_of_the_method() -> None:
 def test_a_file_of_another_kind_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match=r"x.json: not a file of task=profile") as told:
-        speed.read_timings([tmp_path / "x.json"])
+        read_timings([tmp_path / "x.json"])
     assert "\n" not in str(told.value)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.report.papers.speed import Timing
+from kvbench.report.timings import Timing
 
 
 def make_profile(method: str, share: float, **more: Any) -> dict[str, Any]:

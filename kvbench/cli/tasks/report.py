@@ -19,11 +19,12 @@ from kvbench.report.document import Section, make_tail, write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.latex import write_paper
 from kvbench.report.paper_tables import check_metrics, make_paper_tables
-from kvbench.report.papers.speed import read_timings, show_speed
+from kvbench.report.papers.speed import show_speed
 from kvbench.report.row_keys import Composed, write_keys
 from kvbench.report.runs_table import order_runs, show_runs
 from kvbench.report.seeds import combine_seeds, list_members
 from kvbench.report.tables import print_line
+from kvbench.report.timings import read_timings
 from kvbench.runs.record.repeat import find_key
 from kvbench.runs.record.results import Results
 from kvbench.runs.record.sweeps import JobStatus, read_entries

@@ -24,6 +24,7 @@ from kvbench.report.figures.method_styles import Style, choose_styles
 from kvbench.report.figures.plots import OTHERS_GREY, split_methods
 from kvbench.report.figures.styles import strip_frame
 from kvbench.report.runs_table import name_methods
+from kvbench.report.timings import name_device
 from kvbench.runs.record.results import Results
 
 PANELS: Mapping[str, str] = {"kl": "KL(full || method), nats ↓", "same_top1": "same likeliest token ↑"}
@@ -124,8 +125,7 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
             values = parse_json(read_bytes(path))
             if values["status"] != "done":
                 continue
-            machine, rows = values["provenance"], [row for row in values["rows"] if row["status"] == "ok"]
-            device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
+            device, rows = name_device(values), [row for row in values["rows"] if row["status"] == "ok"]
             group = ", ".join(filter(None, (values["model"], device, values.get("cache_dtype"))))
             curves = profiles.setdefault(group, {})
             for name in dict.fromkeys(row["cache"] for row in rows):

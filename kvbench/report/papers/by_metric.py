@@ -10,9 +10,10 @@ from kvbench.report.conditions import is_full
 from kvbench.report.memory import name_time
 from kvbench.report.papers.comparison import format_cost, list_variants
 from kvbench.report.papers.published import COSTS, OF_PROCESS, PublishedTable, find, model_of, prompts_of
-from kvbench.report.papers.speed import MEASURES, Timing
+from kvbench.report.papers.speed import MEASURES
 from kvbench.report.runs_table import find_metric, list_metrics, order_runs
 from kvbench.report.tables import Row, format_cell, publish
+from kvbench.report.timings import Timing
 from kvbench.runs.record.results import Results
 
 OF_SETS = re.compile(r"(s?fid|kid|cmmd|fd_|mind)|(is|precision|recall)\b")

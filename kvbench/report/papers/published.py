@@ -6,12 +6,13 @@ from functools import cache, cached_property, partial
 from importlib.resources import files
 from itertools import starmap
 from statistics import fmean
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
 from kvbench.core.config import ConfigError
 from kvbench.core.suggestions import suggest
+from kvbench.report.timings import Timing
 from kvbench.runs.record.results import Results
 
 TOLERANCE = 0.05
@@ -34,28 +35,7 @@ OF_PROCESS = ("memory GB", "saving %", "images/s", "tokens/s", "latency s")
 """Published columns that depend on a paper's GPU, batch and code."""
 Settings = Mapping[str, tuple[str, ...]]
 """Accepted values by setting; a row of a table matches a run that has one of them for each setting."""
-
-
-class Measured(Protocol):
-    """A measurement other than a run, such as a timing, that finds its rows of a table."""
-
-    @property
-    def method(self) -> str:
-        """Name of the method, as in `conf/method`."""
-
-    @property
-    def model(self) -> str:
-        """Name of the model, its setting `model.name`."""
-
-    @property
-    def model_label(self) -> str:
-        """Name of the model in tables, marked if its weights are random."""
-
-    def find_setting(self, key: str) -> object:
-        """Return a setting, as `find_setting` does for a run."""
-
-
-Run = TypeVar("Run", bound=Results | Measured)
+Run = TypeVar("Run", bound=Results | Timing)
 
 
 @dataclass(frozen=True)
@@ -125,7 +105,7 @@ class PublishedTable:
         every = [row.where for rows in self.models.values() for row in rows]
         return [where for i, where in enumerate(every) if where not in every[:i]]
 
-    def find_rows(self, run: Results | Measured) -> list[int]:
+    def find_rows(self, run: Results | Timing) -> list[int]:
         """Return the indices in `rows` of the rows that a run matches, in their settings and in `fixed`.
 
         A table of several sources must also contain the run's model, as full caches of different models do not compare.
@@ -151,7 +131,7 @@ class PublishedTable:
         matches = sorted((row, index) for index, run in enumerate(runs) for row in self.find_rows(run))
         return [(self.rows[row], runs[index]) for row, index in matches]
 
-    def find_compared(self, run: Results | Measured) -> list[str]:
+    def find_compared(self, run: Results | Timing) -> list[str]:
         """Return the columns that compare with a run: without scores if its weights are random."""
         is_random = run.model_label != run.model
         return [name for name in self.metrics if not is_random or name in (*COSTS, *OF_PROCESS)]
@@ -171,12 +151,12 @@ def prompts_of(label: str) -> str:
     return label.partition(" ")[2].strip("()").partition(",")[0]
 
 
-def find_setting(run: Results | Measured, key: str) -> object:
+def find_setting(run: Results | Timing, key: str) -> object:
     """Return `method`, `budget` (fraction of the full cache), `latency.batch` or a setting of a run, `auto` resolved.
 
     Papers count tokens, so a budget in bytes is returned as a string, which matches no row.
     """
-    if not isinstance(run, Results):
+    if isinstance(run, Timing):
         return run.find_setting(key)
     if key == "method":
         return run.method

@@ -1,105 +1,21 @@
-"""Times and memory of `task=profile`, and a table that shows them beside published values."""
+"""Table of the times and memory of `task=profile`, beside published values."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json, read_text
-from kvbench.engine.memory import MIB, PAPER_BYTES
 from kvbench.report.papers.comparison import format_cost
 from kvbench.report.papers.published import PublishedTable, Settings, find, model_of
 from kvbench.report.tables import Row, publish
+from kvbench.report.timings import Timing, name_device, read_timings
 
 UNMEASURED = "n/a"
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a stored value, by the dtype of the cache."""
 LEGEND = (
     "latency and s/batch: generation and decoding; x full: generation in units of the full cache's at the same batch; "
     "largest batch: by profile.largest=true on a GPU; GB: 10^9 bytes"
 )
 ON_CPU = f"{UNMEASURED}: a CPU has no allocator that counts memory; device=cuda measures it"
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One cache at one batch size, from a file of `task=profile` (`kvbench.profile.task` lists its contents).
-
-    Attributes:
-        profile: contents of the file.
-        row: entry of its `rows` for the cache and batch size.
-    """
-
-    profile: Mapping[str, Any]
-    row: Mapping[str, Any]
-
-    @property
-    def model(self) -> str:
-        """Name of the model, `model.name`."""
-        return str(self.profile["model"])
-
-    @property
-    def model_label(self) -> str:
-        """Name of the model; random weights take the same time."""
-        return self.model
-
-    @property
-    def method(self) -> str:
-        """Name of the method; `full` for the full cache that was timed alternately with a method."""
-        return "full" if self._is_reference else str(self.profile["method"])
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether the batch fitted in memory and was timed."""
-        return bool(self.row["status"] == "ok")
-
-    @property
-    def _is_reference(self) -> bool:
-        return self.row["cache"] == "full" != self.profile["method"]
-
-    def find_setting(self, key: str) -> object:
-        """Return a setting that identifies rows, see `kvbench.report.papers.published.find_setting`."""
-        budget = self.profile["budget"]
-        if key == "method":
-            return self.method
-        if key == "budget":
-            share = 1.0 if self._is_reference else budget["fraction"]
-            return share if budget["unit"] == "tokens" else f"{share:.4g} bytes"
-        if key == "latency.batch":
-            return self.row["batch"]
-        if key == "cuda_graph":
-            return self.profile["provenance"]["cuda_graph"] == "on"
-        node: Any = {} if key.startswith("method.") and self._is_reference else self.profile["config"]
-        for part in key.split("."):
-            node = node.get(part) if isinstance(node, Mapping) else None
-        return node
-
-    @property
-    def decoding(self) -> float | None:
-        """Seconds in which a batch's tokens become pixels or texts; None if the model times no such call."""
-        seconds = self.row["phases"]["seconds"].get("decode")
-        return None if seconds is None else float(seconds)
-
-    @property
-    def generation(self) -> float:
-        """Seconds of a batch without decoding to pixels or text."""
-        return float(self.row["latency"]["median"]) - (self.decoding or 0.0)
-
-    @property
-    def reserved_gb(self) -> float | None:
-        """GB that the allocator reserved at the peak; None on a CPU."""
-        allocator = self.row["allocator"]
-        return None if allocator is None else float(allocator["reserved_bytes"]) / 1e9
-
-    @property
-    def paper_mib(self) -> float | None:
-        """MiB of the cache as HeatKV and AMS-KV count them (`kvbench.engine.memory`); None in low-bit storage."""
-        item = ITEM_BYTES.get(self.profile["cache_dtype"])
-        # A stored token has two values of `item` bytes in each channel, and PAPER_BYTES as papers count.
-        return None if item is None else self.row["kv"]["peak_bytes"] / (2 * item) * PAPER_BYTES / MIB
 
 
 Value = Callable[[Timing, Timing | None], float | None]
@@ -128,24 +44,6 @@ PART_OF = {"latency s": "s/batch", "memory GB": "reserved GB"}
 """Column of `PARTS` with the same value, by published column."""
 GPU_COLUMNS = ("memory GB", "saving %", "reserved GB")
 """Columns that need a GPU."""
-
-
-def read_timings(paths: Sequence[Path]) -> list[Timing]:
-    """Return every row of files of `task=profile`, in order.
-
-    Raises:
-        ConfigError: a file is missing, or is not a file of `task=profile`.
-    """
-    timings: list[Timing] = []
-    for path in dict.fromkeys(paths):
-        try:
-            contents = parse_json(read_text(path))
-            timings += [Timing(contents, row) for row in contents["rows"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{path}: not a file of task=profile ({error}); delete the sweep's folder and start it again"
-            ) from None
-    return timings
 
 
 def make_rows(table: PublishedTable | None, timings: Sequence[Timing]) -> list[Row]:
@@ -188,18 +86,17 @@ def _match(table: PublishedTable | None, timings: Sequence[Timing]) -> list[tupl
 
 def _find_full(timing: Timing, timings: Sequence[Timing]) -> Timing | None:
     """Return the full cache's timing at equal model and batch, preferably of the same file, then with equal graphs."""
+    graph, wanted = timing.find_setting("cuda_graph"), ("full", timing.model, timing.row["batch"])
     fulls = [
         other
         for other in timings
-        if other.is_ok
-        and (other.method, other.model, other.row["batch"]) == ("full", timing.model, timing.row["batch"])
+        if other.is_ok and (other.method, other.model, other.row["batch"]) == wanted
     ]
-
-    def prefer(other: Timing) -> tuple[bool, bool]:
-        same = timing.find_setting("cuda_graph") == other.find_setting("cuda_graph")
-        return other.profile is timing.profile, same
-
-    return max(fulls, key=prefer, default=None)
+    return max(
+        fulls,
+        key=lambda other: (other.profile is timing.profile, other.find_setting("cuda_graph") == graph),
+        default=None,
+    )
 
 
 def _save(timing: Timing, full: Timing | None) -> float | None:
@@ -211,9 +108,8 @@ def _save(timing: Timing, full: Timing | None) -> float | None:
 def _make_title(table: PublishedTable | None, timings: Sequence[Timing]) -> str:
     models = sorted({timing.model for timing in timings})
     random = " (random weights)" if any(timing.profile["weights"] == "random" for timing in timings) else ""
-    machine = timings[0].profile["provenance"]
-    device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
-    measured = f"{', '.join(models)}{random}, {device}, torch {machine['versions']['torch']}"
+    torch = timings[0].profile["provenance"]["versions"]["torch"]
+    measured = f"{', '.join(models)}{random}, {name_device(timings[0].profile)}, torch {torch}"
     if table is None:
         return f"times and memory of {measured}"
     labels = table.labels(models)
