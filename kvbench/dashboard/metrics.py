@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvbench.dashboard.pool import shorten
 from kvbench.eval.protocol.scores import are_answers
 from kvbench.report.full_scores import find_full, is_failed
 from kvbench.report.runs_table import find_metric
@@ -11,6 +12,8 @@ from kvbench.runs.record.results import Results
 
 SHARED_FIELDS = ("better", "unit", "digits", "detail")
 """Fields of a metric that are equal in all runs; the page stores them once."""
+DIGITS = 9
+"""Significant digits of a metric's numbers."""
 
 
 def describe_metrics(run: Results) -> dict[str, object]:
@@ -24,8 +27,8 @@ def describe_metrics(run: Results) -> dict[str, object]:
         if (metric := find_metric(run, name)) is None:
             continue
         fields = {
-            "ci95": _shorten(metric.ci95),
-            "full": _shorten(find_full(run, name)),
+            "ci95": None if metric.ci95 is None else [shorten(end, DIGITS) for end in metric.ci95],
+            "full": shorten(find_full(run, name), DIGITS),
             "failed": is_failed(run, name) or None,
             "answers": are_answers(metric.ci) or None,
             "prompts_only": getattr(metric, "prompts_only", False) or None,
@@ -33,7 +36,7 @@ def describe_metrics(run: Results) -> dict[str, object]:
             "reason": metric.reason or None,
         }
         known = {key: value for key, value in fields.items() if value is not None}
-        described[name] = {"value": _shorten(metric.value), **known}
+        described[name] = {"value": shorten(metric.value, DIGITS), **known}
     return described
 
 
@@ -55,10 +58,3 @@ def list_means(runs: Sequence[Results], runs_dir: Path) -> list[dict[str, object
         for row in combine_seeds(runs, runs_dir)
         if isinstance(row, Combined)
     ]
-
-
-def _shorten(value: object) -> object:
-    """Round numbers to nine significant digits."""
-    if isinstance(value, tuple | list):
-        return [_shorten(end) for end in value]
-    return float(f"{value:.9g}") if isinstance(value, int | float) else None

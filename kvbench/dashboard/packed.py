@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kvbench.core.config import ConfigError
-from kvbench.dashboard.pool import Pool
+from kvbench.dashboard.pool import Pool, shorten
 from kvbench.forced.record import ScoredText
 from kvbench.report.drifts import Drifts
 from kvbench.runs.generate.retention import read_retention
@@ -67,11 +67,8 @@ def pack_drift(drifts: Drifts, run: Results, pool: Pool) -> dict[str, object] | 
     return {
         "unit": drift.unit,
         "edges": pool.add(drift.edges),
-        **{
-            name: [[_shorten(value) for value in band] for band in getattr(drift, name)]
-            for name in ("kl", "same_top1")
-        },
-        "tail": {name: _shorten(value) for name, value in drift.tail.items()},
+        **{name: [[*map(shorten, band)] for band in getattr(drift, name)] for name in ("kl", "same_top1")},
+        "tail": {name: shorten(value) for name, value in drift.tail.items()},
     }
 
 
@@ -96,7 +93,3 @@ def pack_retention(folder: Path) -> dict[str, object] | None:
         "shape": kept.shape,
         "kept": base64.b64encode(packed).decode(),
     }
-
-
-def _shorten(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")

@@ -1,6 +1,7 @@
-"""Values that runs share, stored once, so that a page of a thousand runs stays small."""
+"""Values that runs share, stored once, and short numbers, so that a page of a thousand runs stays small."""
 
 import json
+import math
 
 
 class Pool:
@@ -21,3 +22,8 @@ class Pool:
             self._indices[key] = len(self.values)
             self.values.append(value)
         return self._indices[key]
+
+
+def shorten(value: float | None, digits: int = 6) -> float | None:
+    """Return a number with so many significant digits; None for None and NaN."""
+    return None if value is None or math.isnan(value) else float(f"{value:.{digits}g}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvbench.core.files import name_sample, read_text
 from kvbench.dashboard.packed import pack_reading
-from kvbench.dashboard.pool import Pool
+from kvbench.dashboard.pool import Pool, shorten
 from kvbench.dashboard.run_samples import Drawn, RunSamples
 from kvbench.eval.files.kinds import IMAGES, READINGS, TEXTS
 from kvbench.report.runs_table import find_metric
@@ -144,7 +144,7 @@ def _shorten(column: np.ndarray, indices: list[int]) -> list[float | None]:
     """Return values with six significant digits; None where there is none."""
     padded = np.full(max(indices, default=-1) + 1, np.nan)
     padded[: len(column)] = column[: len(padded)]
-    return [None if value != value else float(f"{value:.6g}") for value in padded[indices].tolist()]
+    return [*map(shorten, padded[indices].tolist())]
 
 
 def _read_text(samples: Path, index: int) -> str | None:

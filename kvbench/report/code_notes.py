@@ -68,12 +68,14 @@ def list_marks(
 def list_made(rows: Sequence[Results]) -> list[str]:
     """Return the sentences on the code and the machines that made the runs of a table."""
     runs = [member for row in rows for member in list_members(row)]
-    made = [describe_checkout(runs), describe_mixed(runs), describe_digests(runs)]
-    if edited := sum(not is_now(run, pinned=False) for run in runs):
-        made.append(
-            f"{edited} of {len(runs)} runs: made by other code of method or model than this program's."
-        )
-    return [*filter(None, made)]
+    edited = [run for run in runs if not is_now(run, pinned=False)]
+    other = _describe_part(edited, runs, "made by other code of method or model than this program's")
+    return [*filter(None, (describe_checkout(runs), describe_mixed(runs), describe_digests(runs), other))]
+
+
+def _describe_part(part: Sequence[object], runs: Sequence[Results], what: str) -> str:
+    """Return a sentence on what a part of the runs has; empty if that part is."""
+    return f"{len(part)} of {len(runs)} runs: {what}." if part else ""
 
 
 def list_digests(rows: Sequence[Results]) -> list[dict[str, str]]:
@@ -98,19 +100,15 @@ def list_digests(rows: Sequence[Results]) -> list[dict[str, str]]:
 def describe_digests(runs: Sequence[Results]) -> str:
     """Return a sentence on runs whose engine differs from this program's; empty if there are none."""
     current = identify_engine()
-    count = sum((run.provenance or {}).get("engine_sha256", current) != current for run in runs)
-    return f"{count} of {len(runs)} runs: made by another engine, kernels or core than this program's." * (
-        count > 0
-    )
+    others = [run for run in runs if (run.provenance or {}).get("engine_sha256", current) != current]
+    return _describe_part(others, runs, "made by another engine, kernels or core than this program's")
 
 
 def describe_mixed(runs: Sequence[Results]) -> str:
     """Return a sentence on runs made with several commits, versions or machines; empty if there are none."""
     mixed = [origins for run in runs if len(origins := list_origins(run.provenance)) > 1]
-    if not mixed:
-        return ""
-    names = list(dict.fromkeys(name_origin(origin) for origins in mixed for origin in origins))
-    return f"{len(mixed)} of {len(runs)} runs: made on several commits, versions or machines ({'; '.join(names)})."
+    names = dict.fromkeys(name_origin(origin) for origins in mixed for origin in origins)
+    return _describe_part(mixed, runs, f"made on several commits, versions or machines ({'; '.join(names)})")
 
 
 def name_origin(origin: Mapping[str, object]) -> str:
@@ -124,12 +122,10 @@ def name_origin(origin: Mapping[str, object]) -> str:
 def describe_checkout(runs: Sequence[Results]) -> str:
     """Return a sentence on runs that were made in a checkout with uncommitted changes; empty if there are none."""
     changes = [change for run in runs if (change := find_changes(run))]
-    if not changes:
-        return ""
     names = list(dict.fromkeys(change[:NOTE_DIGITS] for change in changes))
     more = f", {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     listed = ", ".join(names[:MAX_LISTED]) + more
-    return f"{len(changes)} of {len(runs)} runs: checkout with uncommitted changes ({listed})."
+    return _describe_part(changes, runs, f"checkout with uncommitted changes ({listed})")
 
 
 def find_changes(run: Results) -> str:
