@@ -41,6 +41,12 @@ class Timing:
         return "full" if self._is_reference else str(self.profile["method"])
 
     @property
+    def allowed(self) -> tuple[float, str]:
+        """Key of equal budgets, as `Memory.allowed` of a run."""
+        budget = self.profile["budget"]
+        return round(float(budget["fraction"]), 6), str(budget["unit"])
+
+    @property
     def is_ok(self) -> bool:
         """Whether the batch fitted in memory and was timed."""
         return bool(self.row["status"] == "ok")

@@ -146,12 +146,15 @@ def test_numbers_of_several_tables_metric_by_metric(tmp_path: Path) -> None:
     tables = ("heatkv_table1", "heatkv_table2", "ams_kv_text", "reproduction")
     texts = []
     for model in ("infinity_2b", "infinity_tiny"):
-        words = ("full 1", "heatkv 0.1", "pricekv 0.1")
+        words = ("full 1", "heatkv 0.1", "heatkv 0.2", "pricekv 0.1")
         runs = [replace(parse_run(f"{one} {model} GENEVAL"), metrics=metrics) for one in words]
-        timed = {"batch": 8, "decode": 2.4, "model": model}
-        full = make_timing("full", 1.0, seconds=4.0, reserved=32 * 10**9, **timed)
-        heatkv = make_timing("heatkv", 0.1, seconds=3.2, reserved=8 * 10**9, **timed)
-        texts.append(printed(200, show_by_metric, tables, runs, [full, heatkv], tmp_path))
+        timed = {"batch": 8, "model": model}
+        full = make_timing("full", 1.0, seconds=4.0, decode=2.4, reserved=32 * 10**9, **timed)
+        heatkv = [
+            make_timing("heatkv", share, seconds=3.2, decode=decode, reserved=8 * 10**9, **timed)
+            for share, decode in ((0.2, 1.6), (0.1, 2.4))
+        ]
+        texts.append(printed(200, show_by_metric, tables, runs, [full, *heatkv], tmp_path))
         texts.append((tmp_path / f"report-published-{model}.md").read_text())
     check_text("published_by_metric.txt", "\n".join(texts).replace(str(tmp_path), ""))
 

@@ -175,4 +175,6 @@ def _find_variants(name: str, runs: Sequence[Results]) -> list[str]:
 
 
 def _find_timing(run: Results, timings: Sequence[Timing]) -> Timing | None:
-    return next((timing for timing in timings if timing.is_ok and timing.method == run.method), None)
+    """Return the first timing of a run's method at its budget; a full cache has one budget."""
+    same = (timing for timing in timings if timing.is_ok and timing.method == run.method)
+    return next((timing for timing in same if is_full(run) or timing.allowed == run.memory.allowed), None)
