@@ -17,6 +17,7 @@ python -m benchmarks launches --model qwen3_8b --budget 1 model.max_tokens=512
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, get_args
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from benchmarks.support.arguments import OVERRIDES, Option
 from benchmarks.support.device_watch import DeviceWatch, list_tensors
 from benchmarks.support.fake_gpu import CountedReplays, Model, prepare, run
 from benchmarks.support.table import Table
+from benchmarks.support.triton_launches import Variant
 from kvbench.methods.shared.base import Method
 from kvbench.models.next_token import NextTokenModel
 from kvbench.models.noise import Kind
@@ -97,11 +99,12 @@ def count_generations(options: argparse.Namespace) -> None:
     columns = {"budget": "s"} | counts | {"GB copied": ".2f", "waits": "d", "replays": "d"}
     table = Table(columns, "method")
     for method, budget in ((options.method, options.budget),) if options.method else CASES:
-        watch, launched = Watch(), Counter[str]()
+        watch, launches = Watch(), list[Variant]()
         record = CountedReplays() if options.repeated else None
         before = 2 if options.repeated else 1
         case = prepare_case(options, method, budget)
-        run(*case, options.batch, watch, launched, before=before, record=record, kind=options.noise)
+        run(*case, options.batch, watch, launches, before=before, record=record, kind=options.noise)
+        launched = count_kernels(launches)
         copies = sum(count for name, count in watch.operations.items() if name in COPIES)
         kernels, operations, waits = (counts.total() for counts in (launched, watch.operations, watch.waits))
         replays = None if record is None else record.replays
@@ -133,10 +136,10 @@ def count_recorded(options: argparse.Namespace, token: int) -> None:
     """
     name, columns = options.method or "full", ("Triton", "torch", "repetitions", "launches", "waits")
     print(f"\n{options.model}, {name}, batch {options.batch}, one generation")
-    watch, launched, record = Watch(), Counter[str](), CountedReplays()
+    watch, launches, record = Watch(), list[Variant](), CountedReplays()
     model, method = prepare_case(options, name, options.budget)
-    run(model, method, options.batch, watch, launched, before=1, record=record, kind=options.noise)
-    counts, tokens = (launched.total(), watch.operations.total(), record.replays), model.spec.drawn_tokens
+    run(model, method, options.batch, watch, launches, before=1, record=record, kind=options.noise)
+    counts, tokens = (len(launches), watch.operations.total(), record.replays), model.spec.drawn_tokens
     table = Table(dict.fromkeys(columns, "d"), "steps", 16)
     table.add("one recording", *counts, sum(counts), watch.waits.total())
     print(
@@ -157,12 +160,13 @@ class StopGeneration(Exception):
 
 def count_token(model: Model, method: Method, options: argparse.Namespace) -> tuple[Counts, Counts]:
     """Return the counts of the last layer in one token, and of the whole token."""
-    watch, launched = Watch(), Counter[str]()
+    watch, launches = Watch(), list[Variant]()
     tokens, layers = list[Counts](), list[Counts]()
     run_decoder, run_layer = Decoder.forward, DecoderBlock.forward
 
     def read() -> Counts:
-        return {"Triton": launched.copy(), "torch": watch.operations.copy(), "waits": watch.waits.copy()}
+        counts = {"torch": watch.operations.copy(), "waits": watch.waits.copy()}
+        return {"Triton": count_kernels(launches), **counts}
 
     def note_token(*inputs: Any) -> Tensor:
         tokens.append(read())
@@ -178,13 +182,18 @@ def count_token(model: Model, method: Method, options: argparse.Namespace) -> tu
 
     watched = patch.object(Decoder, "forward", note_token), patch.object(DecoderBlock, "forward", note_layer)
     with watched[0], watched[1], suppress(StopGeneration):
-        run(model, method, options.batch, watch, launched, kind=options.noise)
+        run(model, method, options.batch, watch, launches, kind=options.noise)
     return layers[-1], subtract(*tokens[-2:])
 
 
 def subtract(before: Counts, after: Counts) -> Counts:
     """Return the differences between two readings of the counts."""
     return {kind: after[kind] - before[kind] for kind in before}
+
+
+def count_kernels(launches: Sequence[Variant]) -> Counter[str]:
+    """Return the number of launches of each kernel."""
+    return Counter(launch.name for launch in launches)
 
 
 def list_names(options: argparse.Namespace, *counts: Counter[str]) -> None:

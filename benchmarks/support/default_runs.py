@@ -7,7 +7,6 @@ compute: storages on few heads with real head dims.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -17,7 +16,7 @@ from benchmarks.support.build import CONF, built, composed, list_choices, open_c
 from benchmarks.support.cuda_branches import on_cuda_branches
 from benchmarks.support.device_watch import DeviceWatch
 from benchmarks.support.fake_gpu import CountedReplays, list_prompts, prepare, run
-from benchmarks.support.triton_launches import Variant, describe_launch, replace_launches
+from benchmarks.support.triton_launches import Variant, record_launches
 from kvbench.models.noise import CounterNoise
 
 BATCH = 2
@@ -29,13 +28,14 @@ NARROW = {
     "qwen3_4b": ("transformer.width=512", "transformer.heads=4", "transformer.kv_heads=1"),
 }
 """Models whose head dims represent all that storages accept, and overrides that make the models small."""
-Found = dict[str, Variant]
-"""Variants of kernels by `Variant.source`."""
 
 
-def list_launched(models: Sequence[str]) -> Found:
-    """Return the variants of default runs of models (`all`: every model), and of all storages for `NARROW` models."""
-    found: Found = {}
+def list_launched(models: Sequence[str]) -> dict[str, Variant]:
+    """Return by source the variants of default runs of models, and of all storages for `NARROW` models.
+
+    `all` stands for every model.
+    """
+    launches: list[Variant] = []
     if "all" in models:
         models = [name for name in list_choices("model") if name != "decoder"]  # `decoder` launches no others
     storages = sorted(
@@ -43,17 +43,17 @@ def list_launched(models: Sequence[str]) -> Found:
     )
     for name in models:
         if name in BY_NUMBERS:
-            record_numbers(found, name, None, ())
+            record_numbers(launches, name, None, ())
             continue
         model = composed([f"model={name}"])["model"]
         fewer = ["transformer.depth=5"]
         fewer += ["transformer.block_chunks=1"] if "block_chunks" in model["transformer"] else []
         fewer += ["max_tokens=256"] if "max_tokens" in model else []
         given = prepare(list_overrides(name, fewer))
-        run(*given, BATCH, DeviceWatch(), record=CountedReplays(), variants=found)
+        run(*given, BATCH, DeviceWatch(), launches, record=CountedReplays())
         for stored in [f"int4:{storage}" for storage in storages] + ["fp8:channel"] if name in NARROW else ():
-            record_numbers(found, name, stored, (*fewer, *NARROW[name]))
-    return found
+            record_numbers(launches, name, stored, (*fewer, *NARROW[name]))
+    return {variant.source: variant for variant in launches}
 
 
 def list_overrides(name: str, settings: Sequence[str]) -> list[str]:
@@ -61,13 +61,8 @@ def list_overrides(name: str, settings: Sequence[str]) -> list[str]:
     return [f"model={name}", "method=full", "budget=1", *(f"model.{setting}" for setting in settings)]
 
 
-def record_numbers(found: Found, name: str, stored: str | None, settings: Sequence[str]) -> None:
+def record_numbers(launches: list[Variant], name: str, stored: str | None, settings: Sequence[str]) -> None:
     """Add the variants that a generation launches if the CPU takes a GPU's branches and its dtype."""
-
-    def note(kernel_name: str, kernel: Any, *arguments: Any, **named: Any) -> None:
-        variant = describe_launch(kernel_name, kernel, arguments, named)
-        found.setdefault(variant.source, variant)
-
     overrides = list_overrides(name, settings)
     model, method = prepare(overrides)
     prompts = list_prompts(model, BATCH)
@@ -82,5 +77,5 @@ def record_numbers(found: Found, name: str, stored: str | None, settings: Sequen
         for made in ("empty", "empty_like"):
             stack.enter_context(patch(f"torch.{made}", getattr(torch, made.replace("empty", "zeros"))))
         stack.enter_context(on_cuda_branches("kernel"))
-        stack.enter_context(replace_launches(note))
+        stack.enter_context(record_launches(launches))
         model.generate(prompts, cache, CounterNoise(keys, keys[:1]))

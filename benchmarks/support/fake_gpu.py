@@ -4,7 +4,6 @@ Models have their real shapes. Triton kernels are not launched, but their launch
 host would read from the device are replaced: checks of logits pass, and row lengths are computed in advance.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
@@ -14,16 +13,17 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from benchmarks.support.build import built, composed, open_cache, prepare_method
 from benchmarks.support.device_watch import DeviceWatch
-from benchmarks.support.triton_launches import Variant, describe_launch, replace_launches
+from benchmarks.support.triton_launches import Variant, record_launches
 from kvbench.engine.schedule import Ints, predict_row_lengths
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.methods.shared.base import Method
+from kvbench.models.files.parameters import set_parameter
 from kvbench.models.image_model import ImageModel
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.llamagen.model import LlamaGenModel
@@ -54,12 +54,11 @@ def run(
     method: Method,
     batch: int,
     watch: DeviceWatch,
-    launched: Counter[str] | None = None,
+    launches: list[Variant] | None = None,
     *,
     before: int = 0,
     record: "CountedReplays | None" = None,
     kind: Kind = "counter",
-    variants: dict[str, Variant] | None = None,
 ) -> None:
     """Run one generation of a batch under a watch.
 
@@ -68,11 +67,10 @@ def run(
         method: a method prepared for the model.
         batch: prompts.
         watch: observes every operation of torch.
-        launched: counts launches of Triton kernels by name.
+        launches: receives the launches of Triton kernels in the watched generation.
         before: generations before the watched generation; the first builds a static method's tables.
         record: counts replays of steps, or of the scales recorded in the second generation; None runs all by launches.
         kind: kind of noise; `counter` is a GPU's.
-        variants: receives what every launch compiles, by source.
 
     Raises:
         ValueError: the number of tokens that the method keeps depends on data.
@@ -84,15 +82,17 @@ def run(
     prompts = list_prompts(model, batch)
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        stand_ins(rows.reshape(-1, rows.shape[2]), launched, variants),
+        stand_ins(rows.reshape(-1, rows.shape[2])),
+        record_launches(launches),
     ):
         load(model)
         cache = open_cache(model, method, CUDA, record=record)
+        start = len(launches or ())
         for _ in range(before):
             with type(watch)():
                 model.generate(prompts, cache, make_noise_of(kind, batch))
-        if launched is not None:
-            launched.clear()
+        if launches is not None:
+            del launches[start:]
         if record is not None:
             record.replays = 0
         with watch:
@@ -122,13 +122,10 @@ def load(model: Model) -> None:
         model._text, _ = model._read_text(CUDA)
         if isinstance(model, LinedImageModel):
             model._codes = torch.empty(model.transformer.vocabulary, dtype=torch.int64)
-    exact = ("scale_mul_1H11", "ada_gss") if isinstance(model, VARModel) else ()
-    next_token = isinstance(model, NextTokenModel)
-    for module in [model._transformer] if next_token else model._transformer.layers:
-        for owner in module.modules():  # `to` would keep the parameters' dtype in fake mode
-            for name, parameter in owner.named_parameters(recurse=False):
-                dtype = torch.float32 if name in exact else model.compute_dtype(CUDA)
-                owner._parameters[name] = nn.Parameter(parameter.to(dtype))
+    for name, parameter in [*model._transformer.named_parameters()]:
+        # A module's `to` would keep the parameters' dtype in fake mode.
+        dtype = model._find_dtype(name, CUDA) if isinstance(model, ImageModel) else model.compute_dtype(CUDA)
+        set_parameter(model._transformer, name, parameter.to(dtype))
     model._device = CUDA
     if isinstance(model, ImageModel):
         model._prepare_networks(CUDA)
@@ -137,15 +134,10 @@ def load(model: Model) -> None:
 
 
 @contextmanager
-def stand_ins(
-    lengths: Ints, launched: Counter[str] | None = None, variants: dict[str, Variant] | None = None
-) -> Iterator[None]:
-    """Replace everything that needs a device or data: launches, pinned memory, the tables of a cache.
+def stand_ins(lengths: Ints) -> Iterator[None]:
+    """Replace everything that needs a device or data: pinned memory, properties, the tables of a cache.
 
-    Args:
-        lengths: int64 [changes, rows], slots of every row after each change of a layer, in order.
-        launched: counts launches by name.
-        variants: receives what every launch compiles, by source.
+    `lengths`, int64 [changes, rows], has the slots of every row after each change of a layer, in order.
     """
 
     def replay_table(*given: Any) -> tuple[Layout, Tensor]:
@@ -153,13 +145,6 @@ def stand_ins(
         positions = torch.empty(len(counts), max(counts), dtype=torch.int64, device=CUDA)
         after = arrange_rows(positions, counts, free_slots)
         return after, torch.empty(after.capacity, dtype=torch.int32, device=CUDA)
-
-    def note(name: str, kernel: Any, *arguments: Any, **named: Any) -> None:
-        if launched is not None:
-            launched[name] += 1
-        if variants is not None:
-            variant = describe_launch(name, kernel, arguments, named)
-            variants.setdefault(variant.source, variant)
 
     convolve = functional.conv2d
 
@@ -182,7 +167,6 @@ def stand_ins(
 
     recorded = cycle(lengths.tolist())
     with ExitStack() as stack:
-        stack.enter_context(replace_launches(note))
         device = SimpleNamespace(
             name="NVIDIA H200", major=9, minor=0,
             multi_processor_count=MULTIPROCESSORS, shared_memory_per_block_optin=227 << 10,

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -60,16 +60,22 @@ def replace_launches(note: Note) -> Iterator[None]:
         yield
 
 
+def record_launches(variants: list[Variant] | None) -> AbstractContextManager[None]:
+    """Append the variant of every launch, under the kernel's name, to a list if there is one; launch nothing."""
+
+    def note(name: str, kernel: Any, *arguments: Any, **named: Any) -> None:
+        if variants is not None:  # in Triton's interpreter kernels have no variants
+            variants.append(describe_launch(name, kernel, arguments, named))
+
+    return replace_launches(note)
+
+
 def list_launches(name: str, launcher: Callable[..., object], *inputs: Any, **more: Any) -> list[Variant]:
     """Return the variants that a launcher launches, under one name."""
-    variants = []
-
-    def note(_: str, kernel: Any, *arguments: Any, **named: Any) -> None:
-        variants.append(describe_launch(name, kernel, arguments, named))
-
-    with replace_launches(note):
+    variants: list[Variant] = []
+    with record_launches(variants):
         launcher(*inputs, **more)
-    return variants
+    return [variant._replace(name=name) for variant in variants]
 
 
 def describe_launch(name: str, kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Variant:
