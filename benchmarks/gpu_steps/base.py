@@ -1,15 +1,18 @@
 """Cases of a step of the check, their outcomes, and the machine that runs them."""
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, Literal
-from unittest.mock import create_autospec, patch
+from unittest.mock import patch
 
 import torch
 
@@ -127,20 +130,30 @@ class Machine:
             use_device(self.device)
             yield
             return
-        results = {
-            "synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None, "memory_allocated": 0,
-            "max_memory_allocated": 0, "max_memory_reserved": 0, "set_per_process_memory_fraction": None,
-        }  # fmt: skip
+        replaced = (
+            "synchronize", "empty_cache", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated",
+            "max_memory_reserved", "set_per_process_memory_fraction",
+        )  # fmt: skip
         with ExitStack() as stack:
-            for name, result in results.items():
-                fake = create_autospec(getattr(torch.cuda, name), return_value=result)
-                stack.enter_context(patch.object(torch.cuda, name, fake))
+            for name in replaced:
+                stack.enter_context(patch.object(torch.cuda, name, autospec=True, return_value=0))
             yield
 
 
-def call_python(args: Sequence[str]) -> list[str]:
-    """Run Python in the checkout and return stdout's lines; on failure raise `Failed` with stderr's last line."""
-    done = subprocess.run([sys.executable, *args], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise Failed((done.stderr.strip().splitlines() or [f"{' '.join(args)} failed"])[-1])
-    return done.stdout.splitlines()
+def call_python(*commands: Sequence[str], cards: Sequence[str] = ()) -> list[str]:
+    """Run Python in the checkout with each command's arguments in parallel; return what each printed.
+
+    Each process sees only its GPU of `cards`, if there are any. If one fails, raise `Failed` with stderr's last line.
+    """
+    processes = []
+    for args, card in zip_longest(commands, cards):
+        gpu = {} if card is None else {"CUDA_VISIBLE_DEVICES": card}
+        process = subprocess.Popen(
+            [sys.executable, *args], cwd=ROOT, env=os.environ | gpu, text=True, stdout=PIPE, stderr=PIPE
+        )
+        processes.append(process)
+    outputs = [process.communicate() for process in processes]
+    for args, process, (_, errors) in zip(commands, processes, outputs, strict=True):
+        if process.returncode:
+            raise Failed((errors.strip().splitlines() or [f"{' '.join(args)} failed"])[-1])
+    return [printed for printed, _ in outputs]

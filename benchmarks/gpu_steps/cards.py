@@ -1,8 +1,5 @@
 """Step for two GPUs: equal results on both, two processes that share a run, and a model split over two processes."""
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,9 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
+from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped, call_python
 from benchmarks.gpu_steps.generations import MODELS, are_equal, load
-from benchmarks.support.build import ROOT
 from kvbench.core.devices import use_device
 from kvbench.core.files import hash_path
 
@@ -60,7 +56,7 @@ def share_run(machine: Machine) -> Figures:
 
     def share(command: list[str]) -> None:
         shards = [[*command, f"shard.index={index}", "shard.count=2"] for index in range(2)]
-        call_all(shards, cards=machine.choose(("0", "1"), ("", "")))
+        call_python(*shards, cards=machine.choose(("0", "1"), ("", "")))
 
     alone, together = run_twice(machine, SHARED, share, hash_images)
     if alone != together:
@@ -73,7 +69,7 @@ def hold_model(machine: Machine) -> Figures:
 
     def split(command: list[str]) -> None:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        call_all([[command[0], *torchrun, *command[1:], "model.tensor_parallel=2"]])
+        call_python([*torchrun, *command, "model.tensor_parallel=2"])
 
     texts = run_twice(machine, SPLIT, split, read_texts)
     same = sum(one == other for one, other in zip(*texts, strict=True))
@@ -88,25 +84,10 @@ def run_twice(
     """Run a command in one process and by `call` in two; return what `read` gives for the runs folder of each."""
     with tempfile.TemporaryDirectory() as folder:
         alone, together = Path(folder, "alone"), Path(folder, "together")
-        command = [sys.executable, "run.py", f"device={machine.choose('cuda', 'cpu')}", *settings]
-        call_all([[*command, f"runs_dir={alone}"]])
+        command = ["run.py", f"device={machine.choose('cuda', 'cpu')}", *settings]
+        call_python([*command, f"runs_dir={alone}"])
         call([*command, f"runs_dir={together}"])
         return read(alone), read(together)
-
-
-def call_all(commands: Sequence[list[str]], cards: Sequence[str] | None = None) -> None:
-    """Run commands in parallel, each on its GPU of `cards` if set; raise `Failed` if a command fails."""
-    processes = []
-    for index, args in enumerate(commands):
-        gpu = {} if cards is None else {"CUDA_VISIBLE_DEVICES": cards[index]}
-        process = subprocess.Popen(
-            args, cwd=ROOT, env=os.environ | gpu, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        processes.append(process)
-    outputs = [process.communicate()[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        if process.returncode:
-            raise Failed((output.strip().splitlines() or ["no output"])[-1])
 
 
 def hash_images(runs: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -92,18 +93,15 @@ def compare(found: Outputs, expected: Outputs) -> list[float]:
 
 def measure_psnr(found: Tensor, expected: Tensor) -> float:
     """Return the PSNR of an image uint8 [H, W, 3], at most 100 dB."""
-    return min(
-        100.0, float(decibels(np.float64(squared_error(found.numpy(), expected.numpy()) / found.numel())))
-    )
+    mse = np.float64(squared_error(found.numpy(), expected.numpy()) / found.numel())
+    return min(100.0, float(decibels(mse)))
 
 
 def measure_agreement(found: Text, expected: Text) -> float:
     """Return the share of a text before the first character that differs."""
     longest = max(len(found.text), len(expected.text))
-    for index in range(longest):
-        if found.text[index : index + 1] != expected.text[index : index + 1]:
-            return index / longest
-    return 1.0
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(found.text, expected.text, strict=False))
+    return sum(1 for _ in same) / longest if longest else 1.0
 
 
 def are_equal(found: Outputs, expected: Outputs) -> bool:

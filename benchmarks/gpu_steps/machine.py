@@ -34,7 +34,8 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 def call_doctor() -> Figures:
     """Return the printed lines of `task=doctor`."""
-    return {"lines": [line.strip() for line in call_python(["run.py", "task=doctor"]) if line.strip()]}
+    [printed] = call_python(["run.py", "task=doctor"])
+    return {"lines": [line.strip() for line in printed.splitlines() if line.strip()]}
 
 
 def find_limits(machine: Machine) -> tuple[int, int]:

@@ -20,5 +20,5 @@ def measure(machine: Machine, model: str) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "paths.json")
         args = ["-m", "benchmarks", "kernels", "--repeats", "5", "--model", model, "--paths", str(table)]
-        lines = call_python([*args, "--device", machine.device, "--batch", machine.choose("8", "1")])
-        return {"lines": lines, "table": json.loads(table.read_text())}
+        [printed] = call_python([*args, "--device", machine.device, "--batch", machine.choose("8", "1")])
+        return {"lines": printed.splitlines(), "table": json.loads(table.read_text())}
