@@ -11,7 +11,6 @@ import argparse
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
@@ -80,19 +79,9 @@ def read_resources(cubin: bytes) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def list_loops(ir: str) -> Iterator[str]:
-    """Yield the bodies of the outermost counted loops of a kernel's intermediate representation."""
-    body: list[str] = []
-    indent = None
-    for line in ir.splitlines():
-        depth = len(line) - len(line.lstrip())
-        if indent is None and "scf.for" in line:
-            indent, body = depth, []
-        elif indent is not None and depth == indent and line.lstrip().startswith("}"):
-            yield "\n".join(body)
-            indent = None
-        elif indent is not None:
-            body.append(line)
+def list_loops(ir: str) -> list[str]:
+    """Return the outermost counted loops of a kernel's intermediate representation; a loop ends at its own indent."""
+    return [loop[0] for loop in re.finditer(r"^( *)\S[^\n]*scf\.for.*?\n\1\}", ir, re.MULTILINE | re.DOTALL)]
 
 
 def _number(pattern: str, text: str) -> int:

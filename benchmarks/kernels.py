@@ -18,37 +18,33 @@ import torch
 from benchmarks.support import floors
 from benchmarks.support.arguments import Option
 from benchmarks.support.build import build_model
-from benchmarks.support.floors import Ceilings
+from benchmarks.support.floors import Ceilings, Ints
 from benchmarks.support.kernel_cases import Case, Timer, measure_ceilings
+from benchmarks.support.plane_cases import arrange_lengths
 from benchmarks.support.table import Table
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec
 from kvbench.kernels.attention_paths import PATHS, TABLE, Shape, find_obstacle
-from kvbench.kernels.compact import source_table
-from kvbench.kernels.layout import Layout, empty_layout, list_positions
-from kvbench.methods.heatkv.schedule import Schedule
+from kvbench.kernels.layout import Layout
 
 GOAL = 0.6
 """Target at 10 %: time of attention relative to SDPA on the full cache."""
 
 
-def list_layouts(spec: ModelSpec, schedule: Schedule, scale: int, device: str) -> tuple[Layout, Layout]:
-    """Return the middle layer's layout when a scale starts, and one of equal rows with the mean of all layers."""
-    kept = np.repeat(~schedule.absent[scale, :scale], spec.lengths[:scale], axis=0)
-    keep = torch.from_numpy(kept[:, spec.layers // 2].T)
-    equal = torch.ones(spec.heads, round(kept.sum() / spec.all_heads), dtype=torch.bool)
-    empty = empty_layout(spec.heads, device)
-    ragged, even = (
-        source_table(empty, rows.to(device), list_positions(empty, 0, rows.shape[1]), rows.shape[1])[0]
-        for rows in (keep, equal)
-    )
+def list_layouts(past: Ints, device: str) -> tuple[Layout, Layout]:
+    """Return layouts of the middle layer's rows, and of equal rows with the mean of all layers.
+
+    `past`, int64 [L, H], has the cached tokens when a scale starts.
+    """
+    middle = past[len(past) // 2]
+    ragged, even = (arrange_lengths(rows, device) for rows in (middle, [round(past.mean())] * len(middle)))
     return ragged, even
 
 
-def measure_paths(cases: list[Case], schedule: Schedule, peak: Ceilings) -> list[dict[str, object]]:
+def measure_paths(cases: list[Case], past: Ints, peak: Ceilings) -> list[dict[str, object]]:
     """Print all attention paths scale by scale, and the sum over a generation; return the milliseconds.
 
-    Paths that cannot serve a shape are left out; each reason is printed once.
+    `past`, int64 [K, L, H], has the cached tokens when each scale starts. Paths that cannot serve a shape are left out;
+    each reason is printed once.
     """
     print("\nattention of the middle layer by every path, ms")
     counts, times = ("past", "uniform"), ("floor", "sdpa-full", *PATHS)
@@ -57,7 +53,7 @@ def measure_paths(cases: list[Case], schedule: Schedule, peak: Ceilings) -> list
     for case in cases:
         spec, segment = case.spec, case.segment
         dense = 1e3 * case.dense(segment.end)
-        for layout in list_layouts(spec, schedule, segment.index, case.timer.device):
+        for layout in list_layouts(past[segment.index], case.timer.device):
             shape = Shape(
                 spec.head_dim, str(case.dtype).removeprefix("torch."), case.sequences * spec.heads,
                 segment.length, segment.length, layout.total // spec.heads, layout.uniform,
@@ -66,7 +62,7 @@ def measure_paths(cases: list[Case], schedule: Schedule, peak: Ceilings) -> list
             reasons |= {f"{path}: {reason}" for path, reason in problems.items() if reason}
             found = {path: 1e3 * case.ragged(layout, path) for path in PATHS if problems[path] is None}
             seen = np.array(layout.counts) + segment.length
-            floor = 1e3 * max(peak.floors(floors.attention(segment.length, seen, *case.sizes)))
+            floor = 1e3 * peak.floor(floors.attention(segment.length, seen, *case.sizes))
             name = f"{segment.index}: {segment.height}x{segment.width}"
             table.add(name, shape.past, shape.uniform, floor, dense, *map(found.get, PATHS))
             milliseconds = {path: float(f"{ms:.4g}") for path, ms in found.items()}
@@ -125,6 +121,6 @@ def main(options: argparse.Namespace) -> None:
     )
     cases = [Case(spec, segment, sequences, dtype, timer) for segment in spec.segments]
     with torch.inference_mode():
-        lines = measure_paths(cases, schedule, peak)
+        lines = measure_paths(cases, past, peak)
     if options.paths:
         write_paths(options.paths, name, lines)

@@ -19,7 +19,7 @@ from benchmarks.support.arguments import Option
 from benchmarks.support.build import ROOT
 from benchmarks.support.processes import measure
 from benchmarks.support.table import Table
-from kvbench.eval.protocol.scores import Metric, MetricSpec, mean_score, share_score
+from kvbench.eval.protocol.scores import MetricSpec, make_metric, mean_score, share_score
 from kvbench.runs.record.results import FILE, Evaluated, Latency, Memory, Results
 
 OPTIONS = {
@@ -88,15 +88,8 @@ def make_run(model: str, method: str, budget: float, seed: int, prompts: int) ->
         evaluator, _, protocol = stem.partition("-")
         for name, spec in specs.items():
             score = (share_score if name.startswith("geneval") else mean_score)(values[name].tolist())
-            shown = {key: getattr(score, key) for key in ("value", "n", "sd", "se", "ci95", "ci")}
-            about = {key: getattr(spec, key) for key in ("better", "unit", "digits", "detail")}
-            metrics[name] = Metric(
-                **shown,
-                **about,
-                evaluator=evaluator,
-                protocol=protocol,
-                needs_reference="geneval" not in name,
-            )
+            about = {"evaluator": evaluator, "protocol": protocol, "needs_reference": "geneval" not in name}
+            metrics[name] = make_metric(score, spec, **about)
     tokens = int(TOKENS * budget)
     return Results(
         run=f"{method}-{budget:g}-{number:010d}" if not full else f"full-{seed}",

@@ -10,7 +10,6 @@ own.
 
 import argparse
 import ast
-import csv
 import random
 import tempfile
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 from benchmarks.mutations import Trial, copy_checkout
 from benchmarks.support.arguments import Option
 from benchmarks.support.build import ROOT
+from benchmarks.support.table import read_csv, write_csv
 
 OPTIONS = {
     "rooms": Option([""], "rooms by name; all by default"),
@@ -174,9 +174,10 @@ def read_results(path: Path) -> dict[Mutant, str]:
     """Return the results of a CSV file by mutant, in its order; empty if there is no file."""
     if not path.is_file():
         return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return {Mutant(row["file"], row["line"], int(row["copy"]), row["put"]): row["result"] for row in rows}
+    return {
+        Mutant(row["file"], row["line"], int(row["copy"]), row["put"]): row["result"]
+        for row in read_csv(path)
+    }
 
 
 def main(options: argparse.Namespace) -> int:
@@ -216,7 +217,5 @@ def main(options: argparse.Namespace) -> int:
 
 def write_results(path: Path, results: dict[Mutant, str]) -> None:
     """Write mutants and their results as a CSV file."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Mutant)] + ["result"])
-        writer.writerows([*astuple(mutant), result] for mutant, result in results.items())
+    rows = ([*map(str, astuple(mutant)), result] for mutant, result in results.items())
+    write_csv(str(path), [[*(field.name for field in fields(Mutant)), "result"], *rows])

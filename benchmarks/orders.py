@@ -10,15 +10,14 @@ python -m benchmarks orders --first docs/results/data/infinity_tiny/every_method
 
 import argparse
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from scipy.stats import rankdata, spearmanr
 
-from benchmarks.race_table import read_table
+from benchmarks.race_table import read_mean
 from benchmarks.support.arguments import Option
-from benchmarks.support.table import write_csv
+from benchmarks.support.table import read_csv, write_csv
 from kvbench.report.tables import format_markdown
 
 OPTIONS = {
@@ -74,10 +73,10 @@ def main(options: argparse.Namespace) -> None:
 def read_means(paths: Sequence[Path], metric: str) -> Means:
     """Return the means of a higher-is-better metric, without full caches and methods that lack a value."""
     means: Means = {}
-    for row in (row for path in paths for row in read_table(path)):
-        cell = row.get(f"{metric} ↑", "")
-        if "budget" in row and row["method"] != "full" and (number := re.match(r"\**(-?[\d.]+)", cell)):
-            means.setdefault((row["budget"], row["method"]), float(number[1]))
+    for row in (row for path in paths for row in read_csv(path)):
+        mean = read_mean(row.get(f"{metric} ↑", ""))
+        if mean is not None and "budget" in row and row["method"] != "full":
+            means.setdefault((row["budget"], row["method"]), mean)
     return means
 
 

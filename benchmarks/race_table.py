@@ -9,7 +9,6 @@ python -m benchmarks race_table --runs runs --tables docs/results/data/infinity_
 """
 
 import argparse
-import csv
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.arguments import Option
-from benchmarks.support.table import write_csv
+from benchmarks.support.table import read_csv, write_csv
 from kvbench.report.tables import format_markdown
 
 OPTIONS = {
@@ -44,16 +43,16 @@ def main(options: argparse.Namespace) -> None:
         raise ValueError(f"--runs {' '.join(options.runs)}: no races; run task=choose first")
     races = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     races.sort(key=lambda race: (race["title"], len(race["entrants"]), -race["rules"]["margin"]))
-    tables = [read_table(Path(path)) for path in options.tables]
+    tables = [read_csv(Path(path)) for path in options.tables]
     rows = [describe(race, tables) for race in races]
     print(format_markdown([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
     write_csv(options.csv, [COLUMNS, *rows])
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV table, each with its cells by column."""
-    with path.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+def read_mean(cell: str) -> float | None:
+    """Return the mean in a cell of a table, which may be bold; None if there is none."""
+    number = re.match(r"\**(-?[\d.]+)", cell)
+    return None if number is None else float(number[1])
 
 
 def describe(race: Race, tables: Iterable[list[dict[str, str]]]) -> tuple[str, ...]:
@@ -92,12 +91,10 @@ def find_means(tables: Iterable[list[dict[str, str]]], race: Race) -> dict[str, 
         names = (
             (f"{metric} ↑", f"{metric} ↓", budget) if "budget" not in row else (f"{metric} ↑", f"{metric} ↓")
         )
-        cell = next((row[name] for name in names if row.get(name)), "")
-        if number := re.match(r"\**(-?[\d.]+)", cell):
-            mean = float(number[1])
-            if abs(means.setdefault(row["method"], mean) - mean) > ROUNDING:
-                raise SystemExit(
-                    f"--tables: {row['method']} has {means[row['method']]} and {mean} at {budget}; "
-                    "name full tables of the same prompts only"
-                )
+        mean = read_mean(next((row[name] for name in names if row.get(name)), ""))
+        if mean is not None and abs(means.setdefault(row["method"], mean) - mean) > ROUNDING:
+            raise SystemExit(
+                f"--tables: {row['method']} has {means[row['method']]} and {mean} at {budget}; "
+                "name full tables of the same prompts only"
+            )
     return means

@@ -8,7 +8,6 @@ python -m benchmarks tiles [--arch 80 120] [--only "past bf16 128"] [--write]
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,7 +21,7 @@ from benchmarks.compiled import SHARED, compile_variant
 from benchmarks.support.arguments import Option
 from benchmarks.support.kernel_variants import attention, decode, mass, past, quantised
 from benchmarks.support.plane_cases import Stored
-from benchmarks.support.table import Table
+from benchmarks.support.table import Table, write_csv
 from benchmarks.support.triton_launches import Variant
 from kvbench.kernels.triton import tiles
 from kvbench.kernels.triton.tiles import CARDS, KEY, TABLE, TIMED_CAPABILITY, Tile, read_rows
@@ -66,7 +65,7 @@ def list_variants(row: dict[str, str], tile: Tile) -> Iterator[Variant]:
             yield launch(size, past, queries, ROWS)
     elif kernel == "quantised":
         for form, resume in product(FORMS, (True, False)):
-            yield launch(tile, quantised, queries, form, rotated=True, resume=resume)
+            yield launch(tile, quantised, queries, form, resume=resume)
     elif kernel == "decode":
         yield launch(tile, decode, min(queries, 16))
     else:
@@ -132,8 +131,5 @@ def main(options: argparse.Namespace) -> int:
         changed += cell != before
         if options.write:
             row[str(arch)] = cell
-            with TABLE.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, row, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+            write_csv(str(TABLE), [row.keys(), *(each.values() for each in rows)])
     return int(changed > 0 and not options.write)

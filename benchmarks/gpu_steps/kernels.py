@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
-from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
+from benchmarks.support.plane_cases import Stored, arrange_lengths, make_plane
 from benchmarks.support.reference_attention import attention, received
 from benchmarks.support.tape import Tape
 from kvbench.engine.recording.graphs import CudaGraphs
@@ -23,7 +23,7 @@ from kvbench.kernels.group_norm import group_norm
 from kvbench.kernels.layout import Past, empty_layout, list_positions, locate_rows
 from kvbench.kernels.modulate import EPSILON, modulate
 from kvbench.kernels.past_attention import attend_past
-from kvbench.kernels.planes import read_plane, to_complex32
+from kvbench.kernels.planes import read_plane
 from kvbench.kernels.qk_norm_rope import qk_norm_rope
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import ragged_attention
@@ -197,12 +197,9 @@ def check_mass(machine: Machine, make: Make) -> Figures:
 
 def check_codes(machine: Machine, shape: Shape, dtype: torch.dtype, form: Stored) -> Figures:
     """Compare attention over codes with attention over the decoded keys and values."""
-    layout = equal_rows(len(shape.past), shape.past[0])
-    drawn = make_plane(form, layout, shape.batch, shape.channels, block=min(256, shape.past[0]), rotated=True)
-    rotation = None if drawn.rotation is None else to_complex32(drawn.rotation)
-    plane = tree_map(
-        lambda x: x.to(machine.device) if isinstance(x, Tensor) else x, drawn._replace(rotation=rotation)
-    )
+    layout = arrange_lengths(shape.past)
+    drawn = make_plane(form, layout, shape.batch, shape.channels, block=min(256, shape.past[0]))
+    plane = tree_map(lambda x: x.to(machine.device) if isinstance(x, Tensor) else x, drawn)
     generator = torch.Generator().manual_seed(0)
     size = shape.batch, len(shape.past), shape.queries, shape.channels
     q = torch.randn(size, generator=generator).to(machine.device, dtype) * shape.channels**-0.5

@@ -31,9 +31,9 @@ class Ceilings(NamedTuple):
     flops: float
     bytes: float
 
-    def floors(self, work: Work) -> tuple[float, float]:
-        """Return the minimum seconds of some work, by operations and by bytes."""
-        return work.flops / self.flops, work.bytes / self.bytes
+    def floor(self, work: Work) -> float:
+        """Return the minimum seconds of some work: the larger bound by operations and by bytes."""
+        return max(work.flops / self.flops, work.bytes / self.bytes)
 
 
 def heatkv(spec: ModelSpec, budget: Budget, sinks: int) -> tuple[Schedule, str]:

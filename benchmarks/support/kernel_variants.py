@@ -8,12 +8,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
+from benchmarks.support.plane_cases import Stored, arrange_lengths, make_plane
 from benchmarks.support.triton_launches import TYPES, Variant, list_launches
 from kvbench.kernels import modulate as modulate_torch
 from kvbench.kernels import qk_norm_rope as qk_norm_rope_torch
 from kvbench.kernels.layout import Past, locate_rows
-from kvbench.kernels.planes import to_complex32
 from kvbench.kernels.triton import tiles
 from kvbench.kernels.triton.attention_mass import attention_mass_triton
 from kvbench.kernels.triton.compact import rebuild_triton
@@ -46,7 +45,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def make_past(dtype: torch.dtype, head_dim: int, rows: int, length: int = LONG_ROW) -> Past:
     """Return the past of rows with `length` slots, without data."""
     stored = empty(1, rows * length, head_dim, dtype=dtype)
-    return Past(stored, stored, equal_rows(rows, length))
+    return Past(stored, stored, arrange_lengths([length] * rows))
 
 
 def attention(
@@ -78,18 +77,10 @@ def decode(dtype: torch.dtype, head_dim: int, queries: int) -> Variant:
 
 
 def quantised(
-    dtype: torch.dtype,
-    head_dim: int,
-    queries: int,
-    form: Stored,
-    *,
-    rotated: bool = False,
-    resume: bool = False,
+    dtype: torch.dtype, head_dim: int, queries: int, form: Stored, *, resume: bool = False
 ) -> Variant:
-    """Return attention of `queries` queries on each of 64 rows to a plane, with a rotation in 16 bits."""
-    plane = make_plane(form, equal_rows(64, 1), 1, head_dim, block=1, rotated=rotated)
-    if plane.rotation is not None:
-        plane = plane._replace(rotation=to_complex32(plane.rotation))
+    """Return attention of `queries` queries on each of 64 rows to a plane."""
+    plane = make_plane(form, arrange_lengths([1] * 64), 1, head_dim, block=1)
     q = empty(1, 64, queries, head_dim, dtype=dtype)
     state = (q, empty(*q.shape[:3])) if resume else None
     return list_launches(f"{form.name} {TYPES[dtype]}", quantised_attention_triton, q, plane, 1.0, state)[0]
@@ -224,10 +215,10 @@ def planes() -> Iterator[Variant]:
     """Yield attention to planes of four bits, from one query to many."""
     channel = Stored(4, "channel", "token")
     for head_dim, queries in product((64, 128, 256), (1, 8, 64, 4096)):
-        yield quantised(torch.bfloat16, head_dim, queries, channel, rotated=True)
+        yield quantised(torch.bfloat16, head_dim, queries, channel)
     book = Stored(4, "codebook", "codebook")
     for queries in (1, 8, 64, 4096):
-        yield quantised(torch.bfloat16, 128, queries, book, rotated=True, resume=True)
+        yield quantised(torch.bfloat16, 128, queries, book, resume=True)
 
 
 def narrow_units() -> Iterator[Variant]:

@@ -1,12 +1,13 @@
 """Planes of random codes, as a cache with low-bit storage holds them."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvbench.kernels.layout import Layout, arrange_rows
-from kvbench.kernels.planes import Codes, Plane, list_slots
+from kvbench.kernels.planes import Codes, Plane, list_slots, to_complex32
 
 
 class Stored(NamedTuple):
@@ -22,18 +23,17 @@ class Stored(NamedTuple):
         return f"float{self.bits}" if self.keys == "fp8" else f"int{self.bits}, {self.keys}"
 
 
-def equal_rows(rows: int, length: int) -> Layout:
-    """Return the layout of `rows` rows that each hold the first `length` tokens."""
-    return arrange_rows(torch.arange(length).expand(rows, -1), [length] * rows)
+def arrange_lengths(lengths: Sequence[int], device: str = "cpu") -> Layout:
+    """Return the layout of rows that each hold the first `lengths[row]` tokens."""
+    counts = [int(length) for length in lengths]
+    slots = torch.arange(max(counts)).expand(len(counts), -1)
+    return arrange_rows(slots.where(slots < torch.tensor(counts)[:, None], -1).to(device), counts)
 
 
-def make_plane(
-    form: Stored, layout: Layout, batch: int, channels: int, *, block: int, rotated: bool
-) -> Plane:
-    """Return a plane of random codes, with rows of equal length.
+def make_plane(form: Stored, layout: Layout, batch: int, channels: int, *, block: int) -> Plane:
+    """Return a plane of random codes, with rows of equal length and the rotation of keys in 16 bits.
 
-    Each `block` tokens of a row share a channel's scale or a codebook. If `rotated`, the model rotates keys, which
-    are stored without that rotation.
+    Each `block` tokens of a row share a channel's scale or a codebook. Keys are stored without their rotation.
     """
     rows, length = len(layout.counts), layout.longest
     blocks = -(-length // block)
@@ -50,7 +50,7 @@ def make_plane(
         affine = torch.randn(batch, *sizes, 2).mul_(2 / (1 << form.bits)).half()
         return Codes(data, affine=affine, entry=None if scheme == "token" else entry)
 
-    rotation = make_rotation(length, channels) if rotated else None
+    rotation = to_complex32(make_rotation(length, channels))
     codes = make_codes(form.keys), make_codes(form.values)
     return Plane(layout, form.bits, form.bits, *codes, list_slots(layout)[1], rotation)
 

@@ -37,6 +37,12 @@ class Table:
         )
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file, each with its cells by column."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def write_csv(path: str, rows: Iterable[Iterable[str]]) -> None:
     """Write rows, the header first, as a CSV file, and make its folder; an empty path writes nothing."""
     if path:

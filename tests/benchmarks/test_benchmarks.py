@@ -139,8 +139,9 @@ def test_rows_are_those_that_the_schedule_leaves_to_the_middle_layer() -> None:
     spec = ModelSpec("small", 3, 4, 8, next_scale([(side, side) for side in range(1, 6)]))
     schedule, _ = floors.heatkv(spec, Budget.parse("0.4", spec), 1)
     for scale, past in enumerate(floors.past_tokens(spec, schedule)):
-        ragged, even = kernels.list_layouts(spec, schedule, scale, "cpu")
-        assert ragged.counts == tuple(past[1])
+        ragged, even = kernels.list_layouts(past, "cpu")
+        kept = np.repeat(~schedule.absent[scale, :scale, 1], spec.lengths[:scale], axis=0)
+        assert ragged.counts == tuple(kept.sum(0))
         assert even.counts == (round(past.mean()),) * 4
     assert len({tuple(layer) for layer in past}) == 3  # the layers differ
 

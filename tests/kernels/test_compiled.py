@@ -22,7 +22,7 @@ whole = [attention(torch.bfloat16, d, n, 64) for d, n in sizes]
 whole += [past(torch.bfloat16, d, n, 64) for d, n in sizes]
 steps = [decode(torch.bfloat16, d, n) for d in (64, 128) for n in (1, 8)]
 channel, static = Stored(4, "channel", "token"), Stored(3, "codebook", "codebook")
-planes = [quantised(torch.bfloat16, d, n, form, rotated=True) for d, n, form in ((128, 1, channel), (64, 4096, static))]
+planes = [quantised(torch.bfloat16, d, n, form) for d, n, form in ((128, 1, channel), (64, 4096, static))]
 print(json.dumps([[vars(compile_variant(variant, 90)) for variant in variants] for variants in (whole, steps, planes)]))
 """
 
@@ -31,7 +31,7 @@ print(json.dumps([[vars(compile_variant(variant, 90)) for variant in variants] f
 COUNT = """
 import json, sys, torch, triton
 sys.path.insert(0, ".")
-from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
+from benchmarks.support.plane_cases import Stored, arrange_lengths, make_plane
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from kvbench.kernels.triton.attention_mass import attention_mass_triton
@@ -89,8 +89,8 @@ for batch in (1, 2, 16):
         moved = storage.new_empty(batch, len(source), channels)
         rebuild_triton((storage, storage), (k, v), source, (moved, moved))
         storage = moved
-        form, held = Stored(4, "channel", "token"), equal_rows(rows, start)
-        plane = make_plane(form, held, batch, channels, block=64, rotated=True)
+        form, held = Stored(4, "channel", "token"), arrange_lengths([start] * rows)
+        plane = make_plane(form, held, batch, channels, block=64)
         quantised_attention_triton(q, plane, 1.0)
         start += length
     filled = torch.zeros(5, dtype=torch.int64)
