@@ -81,11 +81,6 @@ class WalkRecipe(StagedRecipe[WalkStage]):
     decay: float = 0.01
     hold: float = 0.5
 
-    @property
-    def vocabulary(self) -> list[str]:
-        """Every word of the puzzle, following `MARKS`."""
-        return list(number_words(self.puzzle))
-
 
 class NextWord(nn.Module):
     """Language model whose forward pass returns the training loss of all positions."""
@@ -152,7 +147,7 @@ class Qwen3Training(Training):
             raise ConfigError(
                 f"train.transformer.puzzle={recipe.puzzle}: must be one of {', '.join(PUZZLES)}"
             )
-        words = recipe.vocabulary
+        words = list(number_words(recipe.puzzle))
         if config.vocabulary != len(words):
             raise ConfigError(
                 f"model.transformer.vocabulary={config.vocabulary}: must be {len(words)}, the number of words of "

@@ -16,6 +16,7 @@ from kvbench.extras.training.qwen3 import (
     WalkRecipe,
     WalkStage,
     draw_batch,
+    number_words,
 )
 from kvbench.extras.training.transformer import attend_causally, init_decoder
 from kvbench.models.files.weights import Source
@@ -27,7 +28,7 @@ from kvbench.models.text_tokens import WordTokens
 from tests.puzzles.test_room_walk import follow
 from tests.support.trainings import check_resumed, check_traced
 
-VOCABULARY = WalkRecipe().vocabulary
+VOCABULARY = list(number_words("room_walk"))
 SHAPE = Qwen3Config(
     depth=2, width=16, heads=2, kv_heads=1, head_dim=8, hidden=24, vocabulary=len(VOCABULARY), rope_base=1e4
 )

@@ -10,7 +10,7 @@ Generated texts are stored in texts/ and in samples.parquet, scored texts in rea
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -167,30 +167,22 @@ def _read_samples(
     import polars
 
     settings = runs.select("folder", "model", "method", "budget", "budget_unit")
-    paths = {
-        "folder": [run.path for run, _ in opened],
-        "kind": [samples.kind for _, samples in opened],
-        "suffix": [samples.suffix for _, samples in opened],
-        "against": [
-            f"{run.folder.parent.name}/{run.results.reference or run.results.run}" for run, _ in opened
-        ],
-    }
-    names = [polars.format("{}/{}/{}{}", "kind", side, "number", "suffix") for side in ("folder", "against")]
-    rows = (
+    files = [row for run, samples in opened for row in _list_files(run, samples)]
+    return (
         settings.join(samples_df([run.folder for run, _ in opened]), on="folder")
-        .join(polars.DataFrame(paths), on="folder")
-        .with_columns(number=polars.col("index").map_elements(name_sample, polars.String))
-        .with_columns(file=names[0], reference_file=names[1])
-        .drop("kind", "suffix", "against", "number")
+        .join(polars.DataFrame(files, infer_schema_length=None), on=["folder", "index"])
         .sort("folder", "index")
     )
-    texts = [
-        {"folder": run.path, "index": index, "text": samples.text(index)}
-        for run, samples in opened
-        if isinstance(samples, TextSet)
-        for index in samples.indices
-    ]
-    return rows.join(polars.DataFrame(texts), on=["folder", "index"], how="left") if texts else rows
+
+
+def _list_files(run: PublishedRun, samples: SampleSet) -> Iterator[dict[str, object]]:
+    """Yield the file and the reference's file of each sample by run and index, and the text of a generated text."""
+    reference = f"{run.folder.parent.name}/{run.results.reference or run.results.run}"
+    for index in samples.indices:
+        name = name_sample(index, samples.suffix)
+        paths = [f"{samples.kind}/{folder}/{name}" for folder in (run.path, reference)]
+        row = {"folder": run.path, "index": index, "file": paths[0], "reference_file": paths[1]}
+        yield row | ({"text": samples.text(index)} if isinstance(samples, TextSet) else {})
 
 
 def _list_images(samples: "polars.DataFrame") -> "polars.DataFrame":

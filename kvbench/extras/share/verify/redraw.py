@@ -113,8 +113,8 @@ def compare_sample(stored: Path, drawn: bytes, kind: SampleKind, rule: Rule) -> 
         return _compare_images(stored, drawn, rule)
     if kind is READINGS:
         return _compare_readings(stored, drawn, exact=rule.exact), False
-    position = next((i for i, (a, b) in enumerate(zip(content, drawn, strict=False)) if a != b), None)
-    where = min(len(content), len(drawn)) if position is None else position
+    pairs = enumerate(zip(content, drawn, strict=False))
+    where = next((i for i, (a, b) in pairs if a != b), min(len(content), len(drawn)))
     return f"differs from byte {where} on, of {len(content)}", not rule.exact
 
 

@@ -45,11 +45,9 @@ def verify_run(run: Recorded, make_job: MakeJob, choice: Choice) -> Verdict:
             return _verify(run, results, make_job, choice, findings)
     except BudgetExceeded as error:
         findings.append(Finding("ledger", " ".join(str(error).split())))
-    except (UserError, ValueError, OSError) as error:
-        findings.append(Finding("run", " ".join(str(error).split()), True))
     except Exception as error:  # a damaged record may raise anything; the other runs are verified
-        said = " ".join(str(error).split())
-        findings.append(Finding("run", f"{type(error).__name__}: {said:.200}", True))
+        said, is_known = " ".join(str(error).split()), isinstance(error, UserError | ValueError | OSError)
+        findings.append(Finding("run", said if is_known else f"{type(error).__name__}: {said:.200}", True))
     return Verdict(run.name, tuple(findings))
 
 
