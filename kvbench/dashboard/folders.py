@@ -123,8 +123,11 @@ def _count_prompts(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     prompts = config.get("prompts") if isinstance(config, dict) else None
-    count = prompts.get("count") if isinstance(prompts, dict) else None
-    each = prompts.get("per_prompt", 1) if isinstance(prompts, dict) else 1
+    if isinstance(prompts, dict):
+        prompts = prompts.get("of", prompts)  # those of prompts=own
+    if not isinstance(prompts, dict):
+        return None
+    count, each = prompts.get("count"), prompts.get("per_prompt", 1)
     if type(count) is not int or type(each) is not int:
         return None
     return count * each if 0 <= count * each <= MAX_PROMPTS else None

@@ -42,6 +42,26 @@ def test_folders_are_told_apart_whatever_state_they_are_in(runs_dir: Path) -> No
     assert "delete it" in damaged.reason
 
 
+@pytest.mark.parametrize(
+    ("prompts", "total"),
+    [
+        ("{count: 4}", 4),
+        ("{count: 4, per_prompt: 3}", 12),
+        ("{of: {count: 4, per_prompt: 3}}", 12),
+        ("{count: null}", None),
+        ("{of: 4}", None),
+    ],
+)
+def test_the_number_of_samples_to_come_is_read_from_the_configuration(
+    tmp_path: Path, prompts: str, total: int | None
+) -> None:
+    folder = tmp_path / "model" / "run"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"prompts: {prompts}")
+    [run] = find_folders(tmp_path).unfinished
+    assert run.total == total
+
+
 def test_no_file_of_a_run_can_stop_the_page(runs_dir: Path, tmp_path: Path) -> None:
     [source] = runs_dir.glob("*/heatkv-0.1-*")
     folder = tmp_path / "model" / "run"
