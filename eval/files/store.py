@@ -28,7 +28,8 @@ MAX_SETS = 4  # maximum number of sets in memory: a run and its reference on two
 
 Arrays = Mapping[str, NDArray[np.float32]]
 
-_recent: OrderedDict[Path, Arrays] = OrderedDict()
+recent: OrderedDict[Path, Arrays] = OrderedDict()
+"""Features in memory, by their file in the store; the latest are last."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,6 @@ class StoredFeatures:
 def find_folder() -> Path:
     """Return $KVBENCH_FEATURES, or ~/.cache/kvbench/features."""
     return Path(os.environ.get("KVBENCH_FEATURES") or "~/.cache/kvbench/features").expanduser()
-
-
-def clear_memory() -> None:
-    """Clear the features in memory, without deleting files."""
-    _recent.clear()
 
 
 def load_features(
@@ -74,16 +70,16 @@ def load_features(
     path = find_folder() / f"{digest}-{protocol}-{sha256[:8]}.safetensors"
     identity = {"images": digest, "protocol": protocol, "weights": sha256}
     identity |= {name: importlib.metadata.version(name) for name in LIBRARIES}
-    stored = _recent.get(path) or _read(path, identity, indices)
+    stored = recent.get(path) or _read(path, identity, indices)
     arrays = stored
     if arrays is None:
         arrays = compute()
         _check(arrays, protocol, indices)
         _write(path, identity, arrays, indices)
-    _recent[path] = arrays
-    _recent.move_to_end(path)
-    while len(_recent) > MAX_SETS:
-        _recent.popitem(last=False)
+    recent[path] = arrays
+    recent.move_to_end(path)
+    while len(recent) > MAX_SETS:
+        recent.popitem(last=False)
     return StoredFeatures(arrays, reused=stored is not None)
 
 

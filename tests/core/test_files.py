@@ -94,7 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where writers write; features and converted weights go there too, and nothing is remembered."""
     for variable in ("KVBENCH_FEATURES", "KVBENCH_WEIGHTS"):
         monkeypatch.setenv(variable, str(tmp_path / "out"))
-    store.clear_memory()
+    store.recent.clear()
     return tmp_path / "out"
 
 
@@ -123,7 +123,7 @@ def test_features_survive_a_full_disk_in_memory(
 ) -> None:
     _features(folder, 0)
     before = tree(folder)
-    store.clear_memory()
+    store.recent.clear()
     monkeypatch.setattr(os, "fsync", full_disk)
     _features(folder, 1)
     assert tree(folder) == before != {}

@@ -29,9 +29,9 @@ NAMES = [f"s64_{i:03d}" for i in range(12)]
 @pytest.fixture(autouse=True)
 def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("KVBENCH_FEATURES", str(tmp_path / "store"))
-    store.clear_memory()
+    store.recent.clear()
     yield tmp_path / "store"
-    store.clear_memory()
+    store.recent.clear()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_every_scenes_metric_shares_one_pass(tmp_path: Path, seen: list[int]) ->
     assert sum(seen) == 2 * len(NAMES)
     used = [result.provenance["features"] for result in results]
     assert used == [dict.fromkeys(("images", "reference"), how) for how in ("computed", *["reused"] * 3)]
-    store.clear_memory()  # as in another process
+    store.recent.clear()  # as in another process
     again = evaluate(ALL, images, reference)
     assert sum(seen) == 2 * len(NAMES)
     assert [result.scores for result in again] == [result.scores for result in results]
@@ -124,7 +124,7 @@ def test_a_damaged_file_is_computed_again(
     assert path.name == f"{images.digest}-scenes-{sha256[:8]}.safetensors"
     whole = path.read_bytes()
     path.write_bytes(harm(whole))
-    store.clear_memory()
+    store.recent.clear()
     again = SPACE.features(images, "cpu")
     assert (again.reused, sum(seen)) == (False, 6)
     assert "computed again" in caplog.text
@@ -137,7 +137,7 @@ def test_other_versions_of_libraries_compute_again(
 ) -> None:
     images = make_set(tmp_path / "run", [pixels(name, "ref") for name in NAMES[:2]])
     SPACE.features(images, "cpu")
-    store.clear_memory()
+    store.recent.clear()
     with monkeypatch.context() as patch:
         patch.setattr("kvbench.eval.files.store.importlib.metadata.version", lambda name: "0.0")
         assert not SPACE.features(images, "cpu").reused

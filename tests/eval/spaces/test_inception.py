@@ -52,9 +52,9 @@ Pair = tuple[ImageSet, ImageSet]
 def own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVBENCH_FEATURES", str(tmp_path_factory.mktemp("store")))
-        store.clear_memory()
+        store.recent.clear()
         yield
-        store.clear_memory()
+        store.recent.clear()
 
 
 @pytest.fixture(scope="module")
