@@ -7,14 +7,14 @@ import os
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache
 from inspect import isabstract
 from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, NoneType, UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kvbench.core.files import find_obstacle
 
@@ -132,14 +132,21 @@ def check_objects(node: object, key: str) -> None:
     Raises:
         ConfigError: a key is invalid; the message names the first one.
     """
-    if isinstance(node, list):
-        for number, item in enumerate(node):
-            check_objects(item, f"{key}[{number}]")
-    if isinstance(node, Mapping):
-        if "_target_" in node:
-            _check_object(node, key)
-        for name, value in node.items():
-            check_objects(value, f"{key}.{name}")
+    for inner, own in list_nodes(node, key):
+        _check_object(own, inner)
+
+
+def list_nodes(value: object, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the keys and nodes of a configuration that have a `_target_`, outer nodes first; `value` is at `key`."""
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        if "_target_" in value:
+            yield key, value
+        parts = ((f".{name}", item) for name, item in value.items())
+    elif isinstance(value, list | tuple):
+        parts = ((f"[{number}]", item) for number, item in enumerate(value))
+    for end, item in parts:
+        yield from list_nodes(item, key + end)
 
 
 def _check_object(node: Mapping[str, object], key: str) -> None:

@@ -18,18 +18,24 @@ NAME = re.compile(r"[\w.-]+")
 EXTRA = re.compile(r"extra == ['\"](\w+)['\"]")
 
 
-def list_extras() -> dict[str, tuple[str, ...]]:
-    """Return the distributions of each extra, without `all` and `dev`; empty if kvbench is not installed."""
-    extras: dict[str, list[str]] = {}
+def list_requirements() -> dict[str | None, tuple[str, ...]]:
+    """Return the distributions that kvbench requires, by extra, None without one; empty if it is not installed."""
+    found: dict[str | None, list[str]] = {}
     try:
         lines = importlib.metadata.requires("kvbench") or ()
     except importlib.metadata.PackageNotFoundError:
         return {}
     for line in lines:
-        name, extra = NAME.match(line), EXTRA.search(line)
-        if name and extra and extra[1] not in COLLECTIONS:
-            extras.setdefault(extra[1], []).append(name[0])
-    return {extra: tuple(names) for extra, names in extras.items()}
+        if name := NAME.match(line):
+            extra = EXTRA.search(line)
+            found.setdefault(extra and extra[1], []).append(name[0])
+    return {extra: tuple(names) for extra, names in found.items()}
+
+
+def list_extras() -> dict[str, tuple[str, ...]]:
+    """Return the distributions of each extra, without `all` and `dev`; empty if kvbench is not installed."""
+    known = list_requirements().items()
+    return {extra: names for extra, names in known if extra is not None and extra not in COLLECTIONS}
 
 
 @cache  # each call reads and parses a file

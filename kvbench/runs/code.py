@@ -1,16 +1,16 @@
 """Code that a run was made by: of its classes, which have pins in a release, and of the engine."""
 
 import json
-import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.core.config import ConfigError
+from kvbench.core.config import ConfigError, list_nodes
+from kvbench.core.extras import list_requirements
 from kvbench.core.files import hash_content, hash_values, read_bytes
 from kvbench.core.source import (
     ChangedFileError,
@@ -242,12 +242,7 @@ def find_versions(packages: Collection[str]) -> dict[str, str]:
 @cache
 def _list_required() -> frozenset[str]:
     """Return the names of the distributions that kvbench requires without extras, in lower case."""
-    try:
-        lines = requires("kvbench") or []
-    except PackageNotFoundError:
-        return frozenset()
-    names = (re.match(r"[\w.-]+", line) for line in lines if "extra ==" not in line)
-    return frozenset(name[0].lower() for name in names if name is not None)
+    return frozenset(name.lower() for name in list_requirements().get(None, ()))
 
 
 _find_distributions = cache(packages_distributions)
@@ -274,12 +269,8 @@ def find_inner_classes(one: object) -> Iterator[type]:
 
 def _find_targets(settings: object) -> Iterator[type]:
     """Yield the imported classes that the `_target_` keys of settings name."""
-    if isinstance(settings, Mapping):
-        module, _, name = str(settings.get("_target_", "")).rpartition(".")
+    for _, node in list_nodes(settings):
+        module, _, name = str(node["_target_"]).rpartition(".")
         known = getattr(sys.modules.get(module), name, None)
         if isinstance(known, type):
             yield known
-        settings = list(settings.values())
-    if isinstance(settings, list | tuple):
-        for value in settings:
-            yield from _find_targets(value)

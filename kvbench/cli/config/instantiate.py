@@ -9,6 +9,8 @@ import hydra.utils
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
+from kvbench.core.config import list_nodes
+
 VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 """Argument that Hydra 1.3 needs for its own defaults, and that later versions deprecate."""
 
@@ -46,12 +48,8 @@ def allow_targets(node: DictConfig | None = None) -> AbstractContextManager[obje
 
 def list_targets(value: object) -> Iterator[str]:
     """Yield the classes and functions that a configuration names."""
-    if isinstance(value, Mapping):
-        if isinstance(target := value.get("_target_"), str):
+    for _, node in list_nodes(value):
+        if isinstance(target := node["_target_"], str):
             yield target
             if target.startswith("hydra.utils.get_"):  # imports what `path` names
-                yield str(value.get("path"))
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from list_targets(item)
+                yield str(node.get("path"))

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from kvbench.core.config import ConfigError
+from kvbench.core.config import ConfigError, list_nodes
 from kvbench.core.files import resolve_path
 from kvbench.models.llama.files import HUB_NAME
 from kvbench.scenes.names import find_vocabulary
@@ -35,7 +35,7 @@ def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
     Raises:
         ConfigError: a file may not be read, see `find_file` and `find_captions`.
     """
-    for node in list_nodes(values["model"]):
+    for _, node in list_nodes(values["model"]):
         if "captions" in node:
             node["captions"] = find_captions(node["captions"], folder)
     sections = {group: values.get(group) for group in ("prompts", "method")}
@@ -43,7 +43,7 @@ def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
     named = [
         (f"{section}.{key}", key, inner)
         for section, node in sections.items()
-        for inner in list_nodes(node)
+        for _, inner in list_nodes(node)
         for key in FILE_KEYS[section.partition(".")[0]]
         if inner["_target_"] != GETTER  # its `path` names a function
     ]
@@ -166,14 +166,3 @@ def hide_reasons(keys: Sequence[str]) -> Iterator[None]:
             f"{keys[0]}: the run cannot be made with the file of weights=FOLDER ({type(error).__name__}); the reason "
             "may quote the file and is not shown here, task=check with this configuration shows it"
         ) from None
-
-
-def list_nodes(value: object) -> Iterator[dict[Any, Any]]:
-    """Yield the nodes of a configuration that have a `_target_`, outer nodes first."""
-    if isinstance(value, dict):
-        if "_target_" in value:
-            yield value
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from list_nodes(item)

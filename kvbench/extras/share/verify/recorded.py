@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli.tasks.job import build_job
-from kvbench.core.config import ConfigError, import_target
+from kvbench.core.config import ConfigError, import_target, list_nodes
 from kvbench.core.settings import Settings
 from kvbench.extras.share.verify.named_files import (
     GETTER,
     hide_reasons,
-    list_nodes,
     place_files,
     place_weights,
 )
@@ -94,7 +93,7 @@ def check_targets(node: object, key: str, code: Sequence[str]) -> None:
     """
     if not isinstance(node, dict):  # OmegaConf parses a string as YAML, with classes that were not checked
         raise ConfigError(f"{key}: must be a group of keys; publish the run again, or leave it out")
-    for inner in list_nodes(node):
+    for _, inner in list_nodes(node):
         target = inner["_target_"]
         name, is_called = (inner.get("path"), False) if target == GETTER else (target, True)
         if not _is_trusted(name, code):
@@ -110,7 +109,7 @@ def check_targets(node: object, key: str, code: Sequence[str]) -> None:
             raise ConfigError(
                 f"{key}._target_={name}: is not run; it is not a {kind} that kvbench or named code defines"
             )
-    if any("_args_" in inner for inner in list_nodes(node)):
+    if any("_args_" in inner for _, inner in list_nodes(node)):
         raise ConfigError(f"{key}._args_: a stored configuration has arguments by key alone; remove it")
     if "${" in json.dumps(node):
         raise ConfigError(
