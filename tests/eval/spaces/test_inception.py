@@ -209,6 +209,10 @@ def test_the_command_makes_statistics(
     assert "holds no images (.bmp, .jpeg, .jpg, .png, .webp)" in capsys.readouterr().err
     assert not out.exists()
     monkeypatch.setitem(dataset.SPACES, "clean", lambda path: replace(clean, path=path))
+    for wrong, why in (("out.npz", "ends with .safetensors"), ("notes/out.safetensors", "is not a folder")):
+        (tmp_path / "notes").write_text("a file")
+        assert dataset.main([str(real), str(tmp_path / wrong), "--path", str(clean.path)]) == 2
+        assert why in capsys.readouterr().err
     assert dataset.main([str(real), str(out), "--path", str(clean.path)]) == 0
     assert read_moments(out, clean, "cpu")[0].shape == (64,)
 
