@@ -3,6 +3,7 @@
 import contextlib
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from kvbench.core.devices import tf32
+
 Pixels = NDArray[np.uint8]
 """An RGB image [H, W, 3], or several [N, H, W, 3]."""
-
-
-@contextlib.contextmanager
-def full_float32() -> Iterator[None]:
-    """Disable TF32, which changes the third digit of scores."""
-    cudnn, matmul = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    try:
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = cudnn, matmul
+full_float32 = partial(tf32, convolutions=False, products=False)
+"""Context manager without TF32, which changes the third digit of scores."""
 
 
 @contextlib.contextmanager

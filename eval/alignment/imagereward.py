@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from kvbench.core import checkpoint
 from kvbench.core.files import read_text
 from kvbench.eval.alignment.clip import PACKAGES, read_head, read_state
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
@@ -118,7 +119,7 @@ def _build_vision(state: Mapping[str, Tensor]) -> Any:
     """Build the vision network with sizes from the tensors; raise KeyError or RuntimeError if tensors are missing."""
     from transformers import BlipVisionConfig, BlipVisionModel
 
-    tensors = _take(state, "blip.visual_encoder.")
+    tensors = checkpoint.group(state, "blip.visual_encoder", ".")
     channels, _, patch, _ = tensors["patch_embed.proj.weight"].shape
     side = round((tensors["pos_embed"].shape[1] - 1) ** 0.5)
     config = BlipVisionConfig(
@@ -139,7 +140,7 @@ def _build_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Any:
     """Build the text network, which attends to the image; raise KeyError or RuntimeError if tensors are missing."""
     from transformers import BlipTextConfig, BlipTextModel
 
-    tensors = _take(state, "blip.text_encoder.")
+    tensors = checkpoint.group(state, "blip.text_encoder", ".")
     tensors.pop("embeddings.position_ids", None)  # 0, 1, 2, ...: transformers makes this buffer itself
     width = tensors["encoder.layer.0.crossattention.self.key.weight"].shape[1]
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -148,10 +149,6 @@ def _build_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Any:
     network = BlipTextModel(BlipTextConfig(encoder_hidden_size=width, **settings), add_pooling_layer=False)
     network.load_state_dict({name: value.float() for name, value in tensors.items()})
     return network
-
-
-def _take(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _rename(name: str) -> str:
