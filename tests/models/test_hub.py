@@ -164,7 +164,7 @@ def test_files_that_another_program_fetched_are_found_without_a_network(hub: Fak
 def test_all_that_is_missing_is_told_at_once(hub: FakeHub) -> None:
     sources = [
         Source("a", path="/nowhere/net.pth"), Source("b", file="vqgan.ckpt"), Source("c", repo="owner/gone"),
-        Source("d", repo="owner/model", file="none.pth"), NET,
+        Source("d", repo="owner/model", file="none.pth"), Source("e"), NET,
     ]  # fmt: skip
     with pytest.raises(WeightsError) as caught:
         locate_all(sources)
@@ -174,6 +174,7 @@ def test_all_that_is_missing_is_told_at_once(hub: FakeHub) -> None:
         "b: weights missing. Give a local copy of vqgan.ckpt with b.path=...; ",
         "c: weights missing: cannot download",
         "d.path=...",
+        "e: weights missing. Give a local copy of the files with e.path=...",
     ):
         assert part in message
     assert "\n" not in message

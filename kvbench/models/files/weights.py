@@ -57,7 +57,7 @@ class Source:
             return path
         if self.repo is None:
             raise WeightsError(
-                f"{self.key}: weights missing. Give a local copy of {self.file} with {self.key}.path=..."
+                f"{self.key}: weights missing. Give a local copy of {self.file or 'the files'} with {self.key}.path=..."
             )
         snapshot = find_fetched(self.part)
         return None if snapshot is None else snapshot.path
