@@ -35,7 +35,7 @@ REFUSED = {
         ("sources.tokenizer", LACKING, "model.sources names no tokenizer; use model.weights=random"),
         ("tokenizer.codes", 64, "model.transformer.codes=4096: must be model.tokenizer.codes=64"),
         ("transformer.channels", 4, "must be model.tokenizer.channels=32"),
-        ("transformer.sides", [1], "must have at least 2 scales"),
+        *(("transformer.sides", sides, "must have at least 2 scales") for sides in ([1], [0, 4])),
         ("transformer.heads", 5, "model.transformer.width=1024: must be a multiple of heads=5"),
         ("sampling.cfg", -1.0, "must not be negative"),
         *SAMPLING,
@@ -86,6 +86,8 @@ REFUSED = {
         ("prompt_tokens", 0, "must be at least 1"),
         ("transformer.kv_heads", 3, "must divide heads=32"),
         ("transformer.head_dim", 7, "must be a multiple of 2"),
+        ("transformer.rope_base", 0, "must be positive"),
+        ("transformer.eps", -1, "must not be negative"),
         ("transformer.depth", 0, "must be at least 1"),
         ("sampling.temperature", -1, "must not be negative"),
         ("sampling.top_p", 0, "must be in (0, 1]"),
@@ -99,6 +101,9 @@ REFUSED = {
         ("transformer.depth", 0, "must be at least 1"),
         ("transformer.heads", 24, "model.transformer.width=2048: must be a multiple of 4 x heads=24"),
         ("transformer.block_chunks", 5, "must divide depth=32"),
+        *(("transformer.pool_heads", heads, "divides width=2048") for heads in (-1, 7)),
+        ("transformer.hidden", -1, "must not be negative"),
+        ("transformer.rope_base", 0, "must be positive"),
         ("sampling.cfg_layers", [5], "list 0 (the logits) or numbers from -31"),
         *(("sampling.cfg_layers", layers, f"={layers}: list 0") for layers in ([0, -40], [-32], [1], [])),
         ("sampling.cfg", 0, "must be positive"),
@@ -108,6 +113,8 @@ REFUSED = {
         ("sampling.top_p", 1.1, "must be in (0, 1]"),
         ("sampling.top_k", 0, "must be at least 1"),
     ],
+    "infinity_tiny": [("text_heads", 3, "must divide model.transformer.text_width=160")],
+    "llamagen_tiny": [("text_heads", 0, "must divide model.transformer.text_width=128")],
 }
 
 
@@ -145,6 +152,15 @@ def test_bad_settings_are_refused_in_one_line(name: str, key: str, value: object
     assert "\n" not in told
     if not message.startswith("model."):
         assert f"model.{key}={value}: " in told
+
+
+@pytest.mark.parametrize(
+    ("widths", "told"), [([7, 9], "7 channels .* 32 or 24"), ([64, 48], "48 channels .* 32")]
+)
+def test_channels_are_divided_into_groups(widths: list[int], told: str) -> None:
+    """Attention, in the lowest resolution, has 32 groups."""
+    with pytest.raises(ValueError, match=f"^model.tokenizer: a level with {told}$"):
+        print(changed("var_tiny", "tokenizer.widths", widths).parameters)
 
 
 @pytest.mark.parametrize("layers", [[0], [-1], [-31], [-2, 0]])

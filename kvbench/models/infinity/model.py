@@ -26,7 +26,14 @@ from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.noise import Noise
 from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.layers import count_layer_bytes
-from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
+from kvbench.models.parts.text import (
+    HashedText,
+    TextEncoder,
+    VocabularyConfig,
+    check_heads,
+    load_t5,
+    load_vocabulary,
+)
 from kvbench.scenes.names import find_vocabulary
 from kvbench.scenes.vocabulary import Vocabulary
 
@@ -75,6 +82,8 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         if self.transformer.rope_grid is None:
             self.transformer = replace(self.transformer, rope_grid=grid)
         self.sampling.check_layers(self.transformer.depth)
+        if self.text == "vocabulary":
+            check_heads(self, self.text_heads, self.transformer.text_width)
         if self.sizes and self.tokenizer.mixers and tuple(self.sizes[-1]) != tuple(self.tokenizer.grid):
             raise ValueError(
                 f"model.sizes={[list(size) for size in self.sizes]}: must end with {list(self.tokenizer.grid)}, the "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kvbench.core.segments import Segment
 from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import modulate
-from kvbench.models.base import require_sizes
+from kvbench.models.base import refuse, require_sizes
 from kvbench.models.infinity import rope
 from kvbench.models.parts.cross_attention import PooledText
 from kvbench.models.parts.decoder import RMSNorm
@@ -63,6 +63,17 @@ class InfinityConfig:
             "depth", "width", "heads", "block_chunks", "token_channels", "text_width", "text_maxlen", "levels",
         )  # fmt: skip
         require_sizes("model.transformer", self, *names)
+        heads = self.pooling_heads
+        refuse(
+            "model.transformer",
+            self,
+            rope_base=(self.rope_base <= 0, "be positive"),
+            hidden=(self.hidden < 0, "not be negative (0: the official rule)"),
+            pool_heads=(
+                heads < 1 or self.width % heads > 0,
+                f"give a number that divides width={self.width}, not {heads}",
+            ),
+        )
         if self.width % (4 * self.heads):
             raise ValueError(
                 f"model.transformer.width={self.width}: must be a multiple of 4 x heads={self.heads}, "

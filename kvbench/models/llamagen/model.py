@@ -18,7 +18,14 @@ from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.next_token import NextTokenImageModel
 from kvbench.models.parts.decoding import Decoding
-from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
+from kvbench.models.parts.text import (
+    HashedText,
+    TextEncoder,
+    VocabularyConfig,
+    check_heads,
+    load_t5,
+    load_vocabulary,
+)
 from kvbench.scenes import grammar
 
 
@@ -51,6 +58,8 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
                 f"model.text={self.text}: model.transformer.text_width is {self.transformer.text_width}; "
                 "give both for captions, neither for classes"
             )
+        if self.text == "vocabulary":
+            check_heads(self, self.text_heads, self.text_config.width)
         super().__post_init__()
         self._check_sources(*(["text"] if self.text else []))
 

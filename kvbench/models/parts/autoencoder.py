@@ -78,12 +78,27 @@ class Conv(nn.Module):
         return self.conv(x)
 
 
+def make_group_norm(channels: int, *groups: int) -> nn.GroupNorm:
+    """Return a group norm with the first of some numbers of groups that divides the channels.
+
+    Raises:
+        ValueError: none does.
+    """
+    fitting = [count for count in groups if channels % count == 0]
+    if not fitting:
+        numbers = " or ".join(map(str, groups))
+        raise ValueError(
+            f"model.tokenizer: a level with {channels} channels must have a multiple of {numbers}"
+        )
+    return nn.GroupNorm(fitting[0], channels, eps=1e-6)
+
+
 class Norm(nn.Module):
     """Group norm in the submodule `norm`, followed by SiLU."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(32 if channels % 32 == 0 else 24, channels, eps=1e-6)
+        self.norm = make_group_norm(channels, 32, 24)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise and activate images [B, C, H, W]."""
@@ -102,7 +117,7 @@ class SpatialNorm(nn.Module):
     def __init__(self, channels: int, codes: int, *, silu: bool = True) -> None:
         super().__init__()
         self.silu = silu
-        self.norm = nn.GroupNorm(32, channels, eps=1e-6)
+        self.norm = make_group_norm(channels, 32)
         self.scale, self.shift = (nn.Conv2d(codes, channels, 1) for _ in range(2))
 
     def forward(self, x: Tensor, codes: Tensor) -> Tensor:
@@ -145,8 +160,7 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, codes: int = 0) -> None:
         super().__init__()
-        plain = nn.GroupNorm(32, channels, eps=1e-6)
-        self.norm = SpatialNorm(channels, codes, silu=False) if codes else plain
+        self.norm = SpatialNorm(channels, codes, silu=False) if codes else make_group_norm(channels, 32)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.proj_out = nn.Conv2d(channels, channels, 1)
 

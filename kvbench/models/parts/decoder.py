@@ -18,7 +18,7 @@ from kvbench.kernels.linear import linear
 from kvbench.kernels.qk_norm_rope import HeadNorms, grouped_norm_rope
 from kvbench.kernels.rms_norm import add_rms_norm, rms_norm
 from kvbench.kernels.swiglu import silu_mul
-from kvbench.models.base import require_sizes
+from kvbench.models.base import refuse, require_sizes
 from kvbench.models.parts.layers import Attend
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
 
@@ -75,6 +75,8 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         names = ("depth", "width", "heads", "kv_heads", "head_dim", "hidden", "vocabulary")
         require_sizes("model.transformer", self, *names)
+        rules = {"eps": (self.eps < 0, "not be negative"), "rope_base": (self.rope_base <= 0, "be positive")}
+        refuse("model.transformer", self, **rules)
         if self.heads % self.kv_heads:
             raise ValueError(f"model.transformer.kv_heads={self.kv_heads}: must divide heads={self.heads}")
         even = 2 if self.grid is None else 4

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.core.files import hash_content
-from kvbench.models.base import TextFeatures
+from kvbench.models.base import TextFeatures, refuse
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.parameters import bound_tensors, build_on_meta, fill
 from kvbench.models.files.weights import Source, prepare
@@ -99,6 +99,16 @@ class VocabularyConfig:
     width: int
     layers: int = 2
     heads: int = 4
+
+
+def check_heads(model: object, heads: int, width: int) -> None:
+    """Check that `text_heads` of a model divide the channels of its closed-vocabulary encoder.
+
+    Raises:
+        ValueError: they do not.
+    """
+    wrong = heads < 1 or width % heads > 0
+    refuse("model", model, text_heads=(wrong, f"divide model.transformer.text_width={width}"))
 
 
 class _TextBlock(nn.Module):

@@ -56,8 +56,10 @@ class VARConfig:
 
     def __post_init__(self) -> None:
         require_sizes("model.transformer", self, "depth", "width", "heads", "classes", "codes", "channels")
-        if len(self.sides) < 2:
-            raise ValueError(f"model.transformer.sides={list(self.sides)}: must have at least 2 scales")
+        if len(self.sides) < 2 or min(self.sides) < 1:
+            raise ValueError(
+                f"model.transformer.sides={list(self.sides)}: must have at least 2 scales, of sides of at least 1"
+            )
         if self.width % self.heads:
             raise ValueError(
                 f"model.transformer.width={self.width}: must be a multiple of heads={self.heads}"
