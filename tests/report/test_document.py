@@ -11,7 +11,7 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations, make_ablation_rows
 from kvbench.report.document import write_report
 from kvbench.report.figures.draw import draw_figures
-from kvbench.report.figures.lines import Timing, draw_latencies, read_profiles
+from kvbench.report.figures.lines import draw_latencies, read_profiles
 from kvbench.report.figures.method_styles import COUNT, METHODS, choose_styles
 from kvbench.report.figures.retention_plots import draw_retention, join_sources
 from kvbench.report.tables import find_best
@@ -149,8 +149,8 @@ def test_latency_is_of_finished_profiles(tmp_path: Path) -> None:
     found = read_profiles(tmp_path)
     assert found == {
         "m, x86, 2 threads": {
-            "heatkv, 10 %": [Timing(1, 1.0, 0.5, 3.0), Timing(4, 4.0, 2.0, 12.0)],
-            "full": [Timing(1, 2.0, 0.5, 3.0), Timing(4, 8.0, 2.0, 12.0)],
+            "heatkv, 10 %": [(1, 1.0, 0.5, 3.0), (4, 4.0, 2.0, 12.0)],
+            "full": [(1, 2.0, 0.5, 3.0), (4, 8.0, 2.0, 12.0)],
         }
     }
     packed = {**json.loads(profile("done", "heatkv", 1)), "cache_dtype": "int4"}

@@ -98,20 +98,13 @@ def _draw_panel(
     return lines
 
 
-class Timing(NamedTuple):
-    """Number of prompts of a batch, and the median, 10th and 90th percentile of its seconds."""
-
-    batch: int
-    median: float
-    low: float
-    high: float
+QUANTILES = ("median", "p10", "p90")
+"""Quantiles of a batch's seconds that a profile has."""
+Latencies = list[tuple[float, ...]]
+"""Number of prompts and `QUANTILES` of each batch, the batch sizes ascending."""
 
 
-Timings = Mapping[str, Sequence[Timing]]
-"""Timings by the name of method and budget, the batch sizes ascending."""
-
-
-def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
+def read_profiles(runs_dir: Path) -> dict[str, dict[str, Latencies]]:
     """Return the profiles in a folder of runs, by model, device and dtype of the cache, then by method and budget.
 
     Of profiles that agree in all of these, the newest one counts.
@@ -119,7 +112,7 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
     Raises:
         ConfigError: a profile is damaged.
     """
-    profiles: dict[str, dict[str, list[Timing]]] = {}
+    profiles: dict[str, dict[str, Latencies]] = {}
     for path in sorted((runs_dir / "profile").glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         try:
             values = parse_json(read_bytes(path))
@@ -133,9 +126,7 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
                 unit = " bytes" if budget.get("unit") == "bytes" else ""
                 share = "" if name == "full" else f", {100 * float(budget['fraction']):.3g} %{unit}"
                 curves[f"{name}{share}"] = sorted(
-                    Timing(
-                        int(row["batch"]), *(float(row["latency"][key]) for key in ("median", "p10", "p90"))
-                    )
+                    (int(row["batch"]), *(float(row["latency"][key]) for key in QUANTILES))
                     for row in rows
                     if row["cache"] == name
                 )
@@ -144,22 +135,21 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
     return {group: curves for group, curves in profiles.items() if curves}
 
 
-def draw_latencies(curves: Timings, title: str) -> Figure:
+def draw_latencies(curves: Mapping[str, Latencies], title: str) -> Figure:
     """Draw seconds per image by batch size on logarithmic axes, with bands from the 10th to 90th percentile."""
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     styles = choose_styles(list(curves))
-    for name, timings in sorted(curves.items()):
+    for name, rows in sorted(curves.items()):
         colour, marker, dashes = styles[name]
-        batch, *seconds = np.array(timings).T
+        batch, *seconds = np.array(rows).T
         median, low, high = (part / batch for part in seconds)
         [line] = axes.plot(batch, median, color=colour, marker=marker, linestyle=dashes, label=name)
         line.set(markersize=5, linewidth=1.5)
         axes.fill_between(batch, low, high, color=colour, alpha=0.14, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    batches = sorted({timing.batch for timings in curves.values() for timing in timings})
-    axes.xaxis.set_major_locator(FixedLocator(batches))
+    axes.xaxis.set_major_locator(FixedLocator(sorted({row[0] for rows in curves.values() for row in rows})))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_minor_locator(NullLocator())
