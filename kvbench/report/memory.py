@@ -45,6 +45,7 @@ def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
     totals = [compare_total_bytes(run, known) for run in runs]
     in_flight = any(total is not None for total in totals)
     on_gpu = any(run.memory.gpu_peak_bytes for run in runs)
+    reads = any(run.memory.bytes_read is not None for run in runs)
     rows, time_column = [], name_time(runs)
     for run, total in zip(runs, totals, strict=True):
         memory = run.memory
@@ -60,9 +61,8 @@ def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
             cells[IN_FLIGHT_COLUMN] = _write_percent(total)
         if on_gpu:
             cells["GPU MiB"] = f"{memory.gpu_peak_bytes / MIB:.0f}" if memory.gpu_peak_bytes else "-"
-        if any(run.memory.bytes_read is not None for run in runs):
-            read = memory.bytes_read
-            cells[READ_COLUMN] = "-" if read is None else f"{read / MIB:.4g}"
+        if reads:
+            cells[READ_COLUMN] = "-" if memory.bytes_read is None else f"{memory.bytes_read / MIB:.4g}"
         times = {
             "state MiB": f"{memory.state_bytes / MIB:.2f}",
             time_column: f"{run.latency.seconds_per_image:.3f}{run.latency.mark}",
