@@ -42,6 +42,7 @@ def test_an_image_is_drawn_as_in_a_run_of_its_prompt(command: Command, plain: kv
     [sheet] = [Path(line.removeprefix("image: ")) for line in out.splitlines() if "image: " in line]
     assert sheet.parent.parent == Path("own/shown/infinity_tiny")
     shown = kvbench.Run.read(sheet.parent)
+    assert shown.results.overrides is None  # no overrides compose its prompt
     assert shown.folder.name == plain.folder.name  # of the same identity: seed, noise, method and prompt
     assert shown.find_sample(0).read_bytes() == plain.find_sample(0).read_bytes()
     assert shown.metrics["psnr"] == plain.metrics["psnr"]

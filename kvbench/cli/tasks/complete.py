@@ -1,5 +1,7 @@
 """One run from its composed configuration to its results, without anything printed."""
 
+from dataclasses import replace
+
 from omegaconf import DictConfig
 
 from kvbench.cli.config.checks import check_runs_dir
@@ -9,8 +11,12 @@ from kvbench.core.config import ConfigError
 from kvbench.runs.record.results import Outcome
 
 
-def complete(cfg: DictConfig) -> Outcome:
+def complete(cfg: DictConfig, *, changed: bool = False) -> Outcome:
     """Complete a composed run, or find it finished, and return it with its results; Hydra must be initialised.
+
+    Args:
+        cfg: the configuration.
+        changed: it was changed after its composition, so that no overrides compose it and none are recorded.
 
     Raises:
         UserError: a setting is wrong, weights are missing, or a method exceeds its budget.
@@ -26,7 +32,7 @@ def complete(cfg: DictConfig) -> Outcome:
         check_runs_dir(settings, alone=True)
         keep_freed_memory()
         job = make_job(cfg, settings)
-        outcome = run(job)
+        outcome = run(replace(job, overrides=None) if changed else job)
         if not any(name.startswith("__main__.") for name in list_targets(job.config)):
             remember(job, outcome)  # a class of a notebook has no file whose change would show
     if outcome.results is None:

@@ -50,7 +50,7 @@ def show(words: Sequence[str]) -> None:
         ask(cfg, prompt, choose_metrics=not any(re.match(r"[+~]*eval\b", word) for word in settings))
         show_device(cfg.device)
         try:
-            outcome = complete(cfg)
+            outcome = complete(cfg, changed=True)
         except ConfigError as error:
             raise ConfigError(
                 f"{error}{_find_example(cfg) if str(error).startswith('prompt ') else ''}"
