@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -42,6 +43,15 @@ from kvbench.runs.score.tracker import check_logger, reporting_failure
 log = logging.getLogger(__name__)
 Opened = Callable[[Path, int], object]
 """Callback for a run that begins: its folder, and its number of samples."""
+
+
+class OpenRun(NamedTuple):
+    """A run whose calibration exists, whose method is prepared and whose folder is open; `budget` is the method's."""
+
+    job: Job
+    folder: RunFolder
+    calibrations: Calibrations
+    budget: Budget
 
 
 def run(job: Job, opened: Opened = lambda *_: None) -> Outcome:
@@ -87,9 +97,8 @@ def _read_finished(job: Job, obstacle: str) -> Outcome:
 
 def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
     """Take the missing steps of a run whose model is loaded."""
-    calibrations = calibrate_job(job)
-    budget = prepare_method(job, calibrations.artifact)
-    folder = open_folder(job, calibrations)
+    begun = open_run(job)
+    folder = begun.folder
     opened(folder.path, len(job.prompts))
     known, whole = read_results(folder.path), folder.is_whole(len(job.prompts), read=job.is_leader)
     folder.note("running")
@@ -101,19 +110,30 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
         reference = None if job.is_reference else _complete(job.reference, opened).folder
         if not whole and job.is_leader:
             check_weights(job.evaluators)  # scoring needs these hashes: fail before hours of work
-        whole = whole or take_samples(job, folder, identify(job, calibrations))
-        if job.reads and reference is not None:
-            job = replace(job, full_pass=reference)
-        whole = whole or draw_missing(job, folder, calibrations, budget)
+        whole = whole or take_samples(job, folder, identify(job, begun.calibrations))
+        whole = whole or draw_missing(begun, reference)
         if whole and (reference is None or (reference / FILE).is_file()):
-            return Outcome(folder.path, finish(job, folder, reference, budget))
+            return Outcome(folder.path, finish(job, folder, reference, begun.budget))
     return Outcome(folder.path, None)
 
 
-def draw_missing(job: Job, folder: RunFolder, calibrations: Calibrations, budget: Budget) -> bool:
-    """Generate the samples that a run lacks, with a prepared method; return whether all samples exist."""
-    folder.add_origins([provenance(job.settings.device, job.cache_plan.graph_obstacle)])
-    return generate(job, folder, open_cache(job, calibrations.codebooks), budget)
+def open_run(job: Job) -> OpenRun:
+    """Calibrate and prepare the method of a job whose model is loaded, and open its folder."""
+    calibrations = calibrate_job(job)
+    budget = prepare_method(job, calibrations.artifact)
+    return OpenRun(job, open_folder(job, calibrations), calibrations, budget)
+
+
+def draw_missing(run: OpenRun, reference: Path | None) -> bool:
+    """Generate the samples that a run lacks; return whether all samples exist.
+
+    `reference` is the folder of the full cache's run, None for that run itself.
+    """
+    job = run.job
+    if job.reads and reference is not None:
+        job = replace(job, full_pass=reference)
+    run.folder.add_origins([provenance(job.settings.device, job.cache_plan.graph_obstacle)])
+    return generate(job, run.folder, open_cache(job, run.calibrations.codebooks), run.budget)
 
 
 def rescore(job: Job) -> Outcome:

@@ -4,19 +4,17 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 
-from kvbench.core.budget import Budget
-from kvbench.runs.execute import draw_missing, noting_failures, open_folder
+from kvbench.runs.execute import OpenRun, draw_missing, noting_failures, open_run
 from kvbench.runs.generate.batch import load
 from kvbench.runs.generate.taken import take_samples
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.job_identity import identify
-from kvbench.runs.prepare import Calibrations, calibrate_job, prepare_method
-from kvbench.runs.record.folder import LEFT, RunFolder
+from kvbench.runs.record.folder import LEFT
 
 log = logging.getLogger(__name__)
 
@@ -24,39 +22,16 @@ POLL_SECONDS = (1.0, 2.0, 4.0, 8.0)
 """Seconds between polls of blocks that other processes generate; they grow, since each poll prepares a cache."""
 
 
-@dataclass(frozen=True)
-class PartialRun:
-    """A run whose calibration exists, whose method is prepared and whose folder is open.
-
-    Attributes:
-        job: the run.
-        folder: its folder.
-        calibrations: its calibrations.
-        budget: budget of its method.
-    """
-
-    job: Job
-    folder: RunFolder
-    calibrations: Calibrations
-    budget: Budget
-
-    def leave(self) -> None:
-        """Note in the status of an unfinished run that its race needs no more samples."""
-        self.folder.note(LEFT)
-
-
-def begin(job: Job) -> PartialRun:
+def begin(job: Job) -> OpenRun:
     """Load the model of a run, calibrate and prepare its method, and take the samples that earlier runs have."""
     load(job)
-    calibrations = calibrate_job(job)
-    budget = prepare_method(job, calibrations.artifact)
-    folder = open_folder(job, calibrations)
-    if not folder.is_whole(len(job.prompts), read=False):
-        take_samples(job, folder, identify(job, calibrations))
-    return PartialRun(job, folder, calibrations, budget)
+    run = open_run(job)
+    if not run.folder.is_whole(len(job.prompts), read=False):
+        take_samples(job, run.folder, identify(job, run.calibrations))
+    return run
 
 
-def extend(run: PartialRun, block: range, reference: Path | None = None) -> None:
+def extend(run: OpenRun, block: range, reference: Path | None = None) -> None:
     """Generate the samples of a run up to the end of a block, as `execute.run` does; existing samples are kept.
 
     It waits for blocks that other processes generate.
@@ -66,18 +41,21 @@ def extend(run: PartialRun, block: range, reference: Path | None = None) -> None
         block: samples that are needed.
         reference: folder of the full cache's run, which has these samples; None for that run itself.
     """
-    job = replace(run.job, around_block=partial(_refuse_after, block.stop))
-    if job.reads and reference is not None:
-        job = replace(job, full_pass=reference)
+    run = run._replace(job=replace(run.job, around_block=partial(_refuse_after, block.stop)))
     for wait in chain(POLL_SECONDS, repeat(POLL_SECONDS[-1])):
         if len(run.folder.samples(block)) == len(block):
             return
         run.folder.note("running")
         with noting_failures(run.folder):
-            draw_missing(job, run.folder, run.calibrations, run.budget)
+            draw_missing(run, reference)
         if len(run.folder.samples(block)) < len(block):
             log.debug("%s: waiting for another process to generate samples", run.folder.path.name)
             time.sleep(wait)
+
+
+def leave(run: OpenRun) -> None:
+    """Note in the status of an unfinished run that its race needs no more samples."""
+    run.folder.note(LEFT)
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from kvbench.core.claims import claim
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
+from kvbench.runs.execute import OpenRun
 from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.job import Job
-from kvbench.runs.partial import PartialRun, begin, extend
+from kvbench.runs.partial import begin, extend
 from kvbench.runs.record.merge import merge_runs
 from tests.support.fake_run import Fake, images_of, job_in, open_folder
 from tests.support.small_models import small_writer
@@ -181,7 +182,7 @@ class Counting(StreamingLLM):
         super().prepare(*given)
 
 
-def begin_both(job: Job) -> tuple[PartialRun, PartialRun]:
+def begin_both(job: Job) -> tuple[OpenRun, OpenRun]:
     return begin(job), begin(job.reference)
 
 

@@ -22,9 +22,10 @@ from kvbench.eval.protocol.base import Evaluator, find_missing
 from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.extras.race.values import score_block
 from kvbench.runs.check import check_job
+from kvbench.runs.execute import OpenRun
 from kvbench.runs.execute import run as execute
 from kvbench.runs.job import Job
-from kvbench.runs.partial import PartialRun, begin, extend
+from kvbench.runs.partial import begin, extend, leave
 
 OWN_KEYS = ("task", "metric", "methods", "margin", "choose", "eval", "against", "verbose")
 """Keys of the command that are not passed to its runs."""
@@ -50,7 +51,7 @@ class Runner:
     evaluator: str
     metric: str
     spec: MetricSpec
-    begun: dict[str, tuple[PartialRun, PartialRun]] = field(default_factory=dict)
+    begun: dict[str, tuple[OpenRun, OpenRun]] = field(default_factory=dict)
 
     def make(self, method: str) -> Job:
         """Compose the run of a method and make its objects."""
@@ -81,7 +82,7 @@ class Runner:
     def close(self) -> None:
         """Record in the status of unfinished runs that the race needs no more samples of them."""
         for run in chain.from_iterable(self.begun.values()):
-            run.leave()
+            leave(run)
 
 
 def keep_overrides(overrides: Sequence[str], evaluator: str) -> tuple[str, ...]:
