@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_steps.base import Skipped
+from benchmarks.gpu_steps.base import Machine, Skipped
 from benchmarks.support.build import built, composed, open_cache, prepare_method
 from kvbench.engine.cache import KVCache
 from kvbench.engine.recording.graphs import GraphRecorder
@@ -42,6 +42,11 @@ SHRUNK: Mapping[str, tuple[str, ...]] = {
     "reasoner_tiny": shrink("sinks=0", "model.max_tokens=14", "model.chunk=5", kv_heads=2, head_dim=16, hidden=64),
 }  # fmt: skip
 """Overrides that make models small enough for an interpreter."""
+
+
+def choose_settings(machine: Machine, name: str) -> list[str]:
+    """Return the overrides of an embedded model; a rehearsal's model has random weights and a few tokens."""
+    return [f"model={name}", *MODELS[name], *machine.choose((), SHRUNK[name])]
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
-from benchmarks.gpu_steps.generations import MODELS, SHRUNK, Generator, are_equal, load
+from benchmarks.gpu_steps.generations import Generator, are_equal, choose_settings, load
 from kvbench.core.devices import release_unused, run_or_none_if_oom
 from kvbench.engine.cache import KVCache
 
@@ -43,9 +43,8 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 def prepare(machine: Machine, subject: Subject) -> tuple[Generator, Any]:
     """Load a subject's model; return it and a function that opens a cache."""
-    overrides = [f"model={subject.model}", *MODELS[subject.model], *machine.choose((), SHRUNK[subject.model])]
     loaded = load(
-        overrides,
+        choose_settings(machine, subject.model),
         machine.choose(subject.prompts, 4),
         machine.device,
         machine.choose(torch.bfloat16, torch.float32),

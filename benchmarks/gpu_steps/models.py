@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
-from benchmarks.gpu_steps.generations import MODELS, SHRUNK, Generator, compare, load
+from benchmarks.gpu_steps.generations import MODELS, Generator, choose_settings, compare, load
 from benchmarks.support.build import build_model
 from kvbench.models.outputs import Outputs
 
@@ -56,11 +56,6 @@ def load_reference(machine: Machine, name: str) -> Generator:
 def draw_reference(machine: Machine, name: str, compressed: Compressed) -> Outputs:
     """Return a model's samples on the CPU for a compression, once."""
     return draw(load_reference(machine, name), compressed)
-
-
-def choose_settings(machine: Machine, name: str) -> list[str]:
-    """Return a model's settings; a rehearsal's model has random weights and a few tokens."""
-    return [f"model={name}", *MODELS[name], *machine.choose((), SHRUNK[name])]
 
 
 def load_on_device(machine: Machine, name: str, label: str) -> Generator:

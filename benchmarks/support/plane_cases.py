@@ -23,11 +23,12 @@ class Stored(NamedTuple):
         return f"float{self.bits}" if self.keys == "fp8" else f"int{self.bits}, {self.keys}"
 
 
-def arrange_lengths(lengths: Sequence[int], device: str = "cpu") -> Layout:
-    """Return the layout of rows that each hold the first `lengths[row]` tokens."""
+def arrange_lengths(lengths: Sequence[int], device: str = "cpu", free_slots: int = 0) -> Layout:
+    """Return the layout of rows that each hold the first `lengths[row]` tokens, with `free_slots` after each."""
     counts = [int(length) for length in lengths]
     slots = torch.arange(max(counts)).expand(len(counts), -1)
-    return arrange_rows(slots.where(slots < torch.tensor(counts)[:, None], -1).to(device), counts)
+    positions = slots.where(slots < torch.tensor(counts)[:, None], -1)
+    return arrange_rows(positions.to(device), counts, free_slots)
 
 
 def make_plane(form: Stored, layout: Layout, batch: int, channels: int, *, block: int) -> Plane:
