@@ -77,33 +77,29 @@ def rank(race: Race, found: Found) -> list[dict[str, object]]:
 
 def make_rows(ranking: Sequence[Mapping[str, object]], digits: int) -> list[Row]:
     """Return the ranking as cells of a table; the interval of a lead is shown for methods that are in the race."""
-    rows: list[Row] = []
-    for row in ranking:
-        lead, reason = _explain(row, digits)
-        beside = f"{row['leader_mean']:.{digits}f}" if "leader_mean" in row else None
-        rows.append(
-            {
-                "method": str(row["method"]),
-                "prompts": str(row["prompts"]),
-                "mean": f"{row['mean']:.{digits}f}",
-                "leader's mean": beside,
-                "leader ahead by": lead,
-                "why it left": reason,
-            }
-        )
-    return rows
+    return [
+        {
+            "method": str(row["method"]),
+            "prompts": str(row["prompts"]),
+            "mean": f"{row['mean']:.{digits}f}",
+            "leader's mean": f"{row['leader_mean']:.{digits}f}" if "leader_mean" in row else None,
+            **_explain(row, digits),
+        }
+        for row in ranking
+    ]
 
 
-def _explain(row: Mapping[str, Any], digits: int) -> tuple[str | None, str | None]:
+def _explain(row: Mapping[str, Any], digits: int) -> Row:
     """Return the leader's lead over a method, with its interval unless the method left, and why the method left."""
     lead = f"{row['lead']:.{digits}f}" if "lead" in row else None
-    left, ends = "left_to" in row, row.get("left_behind", row.get("sequence"))
-    if ends is None:
-        return lead, None
-    low, high = (f"{end:.{digits}f}" for end in ends)
-    if left:
-        return lead, f"after {row['left_after']}, {row['left_to']} ahead by {low} to {high}"
-    return f"{lead} [{low}, {high}]", None
+    reason = None
+    if (ends := row.get("left_behind", row.get("sequence"))) is not None:
+        low, high = (f"{end:.{digits}f}" for end in ends)
+        if "left_to" in row:
+            reason = f"after {row['left_after']}, {row['left_to']} ahead by {low} to {high}"
+        else:
+            lead = f"{lead} [{low}, {high}]"
+    return {"leader ahead by": lead, "why it left": reason}
 
 
 def describe_end(race: Race, setting: Setting) -> list[str]:
