@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from PIL import Image
@@ -52,23 +52,15 @@ class VlmJudge(Component):
     Attributes:
         name: part of the metrics' names.
         path: path of the model's folder, if it is neither in $KVBENCH_WEIGHTS nor in the Hub's cache.
-        dtype: dtype of the weights, `bfloat16` or `float32`.
+        dtype: dtype of the weights.
         model: files of the folder other than weights (safetensors). Every file that is read is hashed.
-
-    Raises:
-        ValueError: the dtype is neither `bfloat16` nor `float32`.
     """
 
     name: str = "qwen3-vl-8b"
     path: str | None = None
-    dtype: str = "bfloat16"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
     model: Snapshot = QWEN3_VL
     packages: ClassVar[tuple[str, ...]] = ("transformers", "torchvision")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"dtype={self.dtype}: choose bfloat16 or float32")
 
     def load(self, device: str) -> JudgeModel:
         """Load the model from local files.

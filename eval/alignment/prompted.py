@@ -3,15 +3,15 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
+from kvbench.core.config import Range
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import loading
 from kvbench.eval.networks import Pixels
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import are_classes
 from kvbench.eval.protocol.scores import mean_score, score_parts
 
@@ -31,7 +31,7 @@ class PromptScore(Evaluator):
     """
 
     path: str | None = None
-    batch: int = setting(32, 1)
+    batch: Annotated[int, Range(1)] = 32
     meta_keys: ClassVar[tuple[str, ...]] = ()
     needs_texts: ClassVar[bool] = True
     part_key: ClassVar[str] = ""

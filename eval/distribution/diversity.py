@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvbench.core.config import Range
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import group_indices
 from kvbench.eval.protocol.base import Result, SkipEvaluation
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish
 
@@ -31,7 +31,7 @@ class Diversity(SpaceEvaluator):
             split into groups, in the order of their samples.
     """
 
-    per_prompt: int = setting(4, 2)
+    per_prompt: Annotated[int, Range(2)] = 4
     name: ClassVar[str] = "diversity"
 
     @property

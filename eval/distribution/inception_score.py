@@ -1,16 +1,16 @@
 """Inception Score (Salimans et al., arXiv:1606.03498), in float64."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvbench.core.config import Range
 from kvbench.eval.distribution.frechet import Features, check_features
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Result
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import SEED
 from kvbench.eval.protocol.scores import MetricSpec, jackknife_score
 from kvbench.eval.spaces.base import Space
@@ -31,7 +31,7 @@ class InceptionScore(SpaceEvaluator):
     """
 
     space: Space = field(default_factory=Adm)
-    chunk: int = setting(5000, 2)
+    chunk: Annotated[int, Range(2)] = 5000
     seed: int = SEED
     name: ClassVar[str] = "inception_score"
     revision: ClassVar[int] = 1

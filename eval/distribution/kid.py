@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvbench.core.config import Range
 from kvbench.eval.distribution.base import ToReference
 from kvbench.eval.distribution.frechet import Features, Positions
 from kvbench.eval.distribution.kernels import make_discrepancy
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import SEED, Replicates
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 
@@ -32,8 +32,8 @@ class Kid(ToReference):
     """
 
     full_up_to: int = 10_000
-    subsets: int = setting(100, 2)
-    size: int = setting(1000, 2)
+    subsets: Annotated[int, Range(2)] = 100
+    size: Annotated[int, Range(2)] = 1000
     name: ClassVar[str] = "kid"
     spec: ClassVar[MetricSpec] = MetricSpec("lower", "1e-3", digits=2)
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvbench.core.config import Range
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.frechet import Features, Positions, check_features
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import SEED
 from kvbench.eval.protocol.scores import MetricSpec
 
@@ -28,7 +28,7 @@ class Sliced(Comparison):
         projections: number of directions, which are the same for all runs.
     """
 
-    projections: int = setting(PROJECTIONS, 1)
+    projections: Annotated[int, Range(1)] = PROJECTIONS
 
     def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
         """Return a function from the positions of kept samples to the distance between both sides."""

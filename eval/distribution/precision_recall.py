@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvbench.core.config import Range
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.frechet import Features, check_features
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import Replicates, are_classes, assign_groups, wilson_interval
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 
@@ -34,7 +34,7 @@ class ManifoldShares(Comparison):
         neighbour: k, the rank of the neighbour whose distance is a ball's radius, see `leave_groups_out`.
     """
 
-    neighbour: int = setting(NEIGHBOUR, 1)
+    neighbour: Annotated[int, Range(1)] = NEIGHBOUR
 
     @property
     def required(self) -> tuple[int, str]:

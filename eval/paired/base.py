@@ -3,15 +3,15 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
+from kvbench.core.config import Range
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import loading
 from kvbench.eval.networks import Pixels, full_float32
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import mean_score
 
 Measure = Callable[[Pixels, Pixels], Sequence[torch.Tensor]]
@@ -27,7 +27,7 @@ class PairedScore(Evaluator):
         min_side: minimum length of the shorter side in pixels, and the reason for it.
     """
 
-    batch: int = setting(8, 1)
+    batch: Annotated[int, Range(1)] = 8
     needs_reference: ClassVar[bool] = True
     meta_keys: ClassVar[tuple[str, ...]] = ()
     min_side: ClassVar[tuple[int, str]] = (0, "")

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.core.config import Range
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
 from kvbench.eval.networks import expecting, to_unit
 from kvbench.eval.paired.base import Measure, PairedScore
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec
 
 STAGES = [3, 64, 128, 256, 512, 512]
@@ -46,7 +46,7 @@ class Dists(PairedScore):
     """
 
     path: str | None = None
-    batch: int = setting(4, 1)
+    batch: Annotated[int, Range(1)] = 4
     trunk: Weight = VGG16
     name: ClassVar[str] = "dists"
     revision: ClassVar[int] = 1

@@ -1,16 +1,12 @@
 """Base class of evaluators, feature spaces and models, which need packages and weight files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar, Literal, get_origin, get_type_hints
 
+from kvbench.core.config import check_value
 from kvbench.eval.files.weights import Snapshot, Weight
-
-
-def setting(default: int, minimum: int) -> Any:
-    """Return a dataclass field with a minimum, which `Component` checks."""
-    return field(default=default, metadata={"minimum": minimum})
 
 
 @dataclass(frozen=True)
@@ -21,16 +17,15 @@ class Component:
         paths: name of the setting that holds a file's path, by the file's field; other files use `path`.
 
     Raises:
-        ValueError: a field declared with `setting` is below its minimum.
+        ConfigError: a field is outside of its `Range`, or is none of its literals.
     """
 
     paths: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
-        for declared in fields(self):
-            value, minimum = getattr(self, declared.name), declared.metadata.get("minimum")
-            if minimum is not None and value < minimum:
-                raise ValueError(f"{declared.name}={value}: must be at least {minimum}")
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            if get_origin(hint) in (Annotated, Literal):
+                check_value(getattr(self, name), hint, name)
 
     @property
     def parts(self) -> "list[Component]":

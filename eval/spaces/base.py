@@ -7,17 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
+from kvbench.core.config import Range
 from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, StoredFeatures, load_features
 from kvbench.eval.files.weights import Weight, loading
 from kvbench.eval.networks import Pixels, full_float32
-from kvbench.eval.protocol.component import Component, setting
+from kvbench.eval.protocol.component import Component
 
 Network = Callable[[Pixels], Mapping[str, Tensor]]
 """Function from images uint8 [N, H, W, 3] to `features` float32 [N, D] and any other outputs of the network."""
@@ -37,7 +38,7 @@ class Space(Component, ABC):
     """
 
     path: str | None = None
-    batch: int = setting(32, 1)
+    batch: Annotated[int, Range(1)] = 32
     network: Weight = field(kw_only=True)
     name: ClassVar[str]
     distance: ClassVar[str] = "fid"

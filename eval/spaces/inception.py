@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from kvbench.core.config import Range
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.spaces.base import Network, Space
 
 SPATIAL_CHANNELS = 7  # number of first channels in sFID's features
@@ -67,7 +67,7 @@ class Adm(Space):
     TensorFlow 1's bilinear resize to 299 x 299 inside the network; 2048 features and 1008 logits without bias.
     """
 
-    batch: int = setting(64, 1)
+    batch: Annotated[int, Range(1)] = 64
     network: Weight = ADM
     name: ClassVar[str] = "adm"
     reference_names: ClassVar[tuple[str, str] | None] = ("mu", "sigma")

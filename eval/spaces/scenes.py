@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.core.config import Range
 from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, StoredFeatures, load_features
 from kvbench.eval.files.weights import Weight, loading
 from kvbench.eval.networks import expecting, full_float32, to_unit
 from kvbench.eval.protocol.base import Evaluator, Result
-from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.eval.spaces.base import Network, Space
 from kvbench.eval.spaces.evaluator import finish
@@ -122,7 +122,7 @@ class Scenes(Space):
     needs the maps. They are stored as one entry.
     """
 
-    batch: int = setting(BATCH, 1)
+    batch: Annotated[int, Range(1)] = BATCH
     network: Weight = SCENES
     name: ClassVar[str] = "scenes"
     paired: ClassVar[str] = "scenes"

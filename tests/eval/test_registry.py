@@ -68,7 +68,7 @@ def test_every_batch_is_at_least_one() -> None:
         setting = "space.batch" if "'space'" in str(metrics) else "batch"
         if len(metrics) == 1 and "'batch'" in str(metrics):
             change_settings(metrics, f"{name}.{setting}=0")
-            with pytest.raises(ValueError, match=f"^{name}: batch=0: must be at least 1$"):
+            with pytest.raises(ValueError, match=f"^{name}: batch=0: must be a whole number of at least 1$"):
                 build_metrics(metrics)
             refused += 1
     assert refused > 15

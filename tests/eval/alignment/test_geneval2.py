@@ -273,5 +273,5 @@ def test_missing_weights_are_told_and_never_fetched_unasked(tmp_path: Path) -> N
     [judge] = [one for one in list_weights() if one.file == "Qwen3-VL-8B-Instruct"]
     [report] = fetch([judge])
     assert report.state == "by hand"
-    with pytest.raises(ValueError, match="dtype=int4: choose"):
+    with pytest.raises(ValueError, match="dtype=int4: must be one of bfloat16, float32"):
         VlmJudge(dtype="int4")

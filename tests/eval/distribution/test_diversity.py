@@ -67,5 +67,5 @@ def test_equal_images_are_one_and_a_run_equals_itself(tmp_path: Path) -> None:
 def test_a_single_image_of_a_prompt_is_refused(tmp_path: Path) -> None:
     images = make_noise(tmp_path / "run", [{}] * 3, ["a", "a", "b"])
     assert "prompts.per_prompt=4" in reason(Diversity(SPACE), "skipped", images)
-    with pytest.raises(ValueError, match="per_prompt=1: must be at least 2"):
+    with pytest.raises(ValueError, match="per_prompt=1: must be a whole number of at least 2"):
         Diversity(SPACE, per_prompt=1)

@@ -179,7 +179,7 @@ def test_bad_folders_are_one_line(
         (["fdi"], "fdi: no such metric or group; did you mean fid? choose from fid"),
         (["psnr,"], "empty name: no such metric or group; choose from agreement"),
         (["ssim", "--set", "batch"], "--set batch: NAME=VALUE is needed"),
-        (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be at least 1"),
+        (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be a whole number of at least 1"),
         (["ssim", "--out", __file__], "is not a folder); name another folder"),
         (["ssim", "--out", f"{__file__}/results"], "is not a folder); name another folder"),
         (["psnr", "--out", "/proc/kvbench"], "--out /proc/kvbench cannot be written to ("),

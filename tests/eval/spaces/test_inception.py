@@ -354,7 +354,9 @@ def test_impossible_settings_are_named() -> None:
         *((Kid, "subsets", 2), (Kid, "size", 2), (InceptionScore, "chunk", 2), (Clean, "batch", 1)),
         *((PrecisionRecall, "neighbour", 1), (PrecisionRecallReal, "neighbour", 1)),
     ):
-        with pytest.raises(ValueError, match=f"{name}={minimum - 1}: must be at least {minimum}"):
+        with pytest.raises(
+            ValueError, match=f"{name}={minimum - 1}: must be a whole number of at least {minimum}"
+        ):
             kind(**{name: minimum - 1})
         kind(**{name: minimum})
 
