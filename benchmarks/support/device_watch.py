@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class DeviceWatch(TorchDispatchMode):
@@ -44,6 +43,10 @@ class DeviceWatch(TorchDispatchMode):
 
 def list_tensors(values: object) -> list[Tensor]:
     """Return the tensors inside nested tuples, lists and mappings."""
-    if isinstance(values, Tensor):  # as most results are
+    if isinstance(values, Tensor):
         return [values]
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    if isinstance(values, Mapping):
+        values = [*values.values()]
+    if not isinstance(values, tuple | list):
+        return []
+    return [tensor for value in values for tensor in list_tensors(value)]

@@ -23,7 +23,7 @@ class Tape(TorchDispatchMode):
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
         """Record work; a read of a scalar by the host is an error, as on a GPU (`GraphRecorder`)."""
-        self._done: list[tuple[Any, Any, Any, list[Tensor], str]] = []
+        self._done: list[tuple[Any, Any, Any, list[tuple[int, Tensor]], str]] = []
         self._before: list[tuple[Tensor, Tensor]] = []
         with self:
             out = work()
@@ -34,12 +34,13 @@ class Tape(TorchDispatchMode):
 
         def repeat() -> None:
             self.repeated += 1
-            before = MATMUL_SETTINGS.fp32_precision
-            for func, args, kwargs, results, precision in done:
-                MATMUL_SETTINGS.fp32_precision = precision  # a graph repeats the kernels that it recorded
-                for old, new in zip(results, list_tensors(func(*args, **kwargs)), strict=True):
-                    if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
-                        old.copy_(new)
+            before = current = MATMUL_SETTINGS.fp32_precision
+            for func, args, kwargs, made, precision in done:
+                if precision != current:  # a graph repeats the kernels that it recorded
+                    MATMUL_SETTINGS.fp32_precision = current = precision
+                results = list_tensors(func(*args, **kwargs))
+                for place, held in made:
+                    held.copy_(results[place])
             MATMUL_SETTINGS.fp32_precision = before
 
         return out, repeat
@@ -56,12 +57,21 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             raise AssertionError("a host read was recorded")
-        written = [
+        values = [
             value
             for value, argument in zip(args, func._schema.arguments, strict=False)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        self._before += [(tensor, tensor.clone()) for tensor in list_tensors((written, kwargs.get("out")))]
+        written = list_tensors((values, kwargs.get("out")))
+        self._before += [(tensor, tensor.clone()) for tensor in written]
         out = func(*args, **kwargs)
-        self._done.append((func, args, kwargs, list_tensors(out), MATMUL_SETTINGS.fp32_precision))
+        given = set(map(_storage_of, list_tensors((args, kwargs))))
+        results = list_tensors(out)
+        made = [(place, result) for place, result in enumerate(results) if _storage_of(result) not in given]
+        if written or made or not results:  # others make views, for which a graph launches nothing
+            self._done.append((func, args, kwargs, made, MATMUL_SETTINGS.fp32_precision))
         return out
+
+
+def _storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
