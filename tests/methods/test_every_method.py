@@ -255,7 +255,7 @@ def test_a_model_of_another_family_is_refused(name: str, shapes: str) -> None:
 
 @pytest.mark.parametrize(("name", "shapes"), CASES)
 def test_a_budget_too_small_is_refused_before_any_work(name: str, shapes: str) -> None:
-    method, spec = copy(describe(name, shapes, leading=LEADING)), SPECS[shapes]
+    method, spec = copy(describe(name, shapes)), SPECS[shapes]
     if isinstance(method, Full) or not method.strict:
         return
     little = Budget.parse(str(Fraction(1, 2 * spec.cached_length)), spec)

@@ -4,7 +4,7 @@
 prompt ever leaves. `small` draws maps, each at once, in two branches. All have two query heads for each KV head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,6 +16,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from kvbench.cli.config.loader import keep
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.cache import KVCache
@@ -70,10 +71,17 @@ def fits(name: str, shapes: str) -> bool:
 
 
 @cache
+def _open_copies(model: str) -> Callable[[], DictConfig]:
+    """A function that gives copies of a model's configuration, to which keys can be added."""
+    cfg = composed(f"model={model}").copy()
+    OmegaConf.set_struct(cfg, False)
+    return keep(cfg)
+
+
+@cache
 def describe(name: str, shapes: str, leading: int = LEADING, sinks: int = SINKS) -> Method:
     """The method of a file, not prepared: first tokens of a text never leave, and first scales of an image."""
-    cfg: DictConfig = composed(f"model={MODELS[shapes]}").copy()
-    OmegaConf.set_struct(cfg, False)
+    cfg: DictConfig = _open_copies(MODELS[shapes])()
     cfg.method = OmegaConf.merge(settings_of(name), OTHER_SETTINGS.get(name, {}))
     cfg.sinks, cfg.protect.leading = {"text": (0, leading), "prompt": (1, 0), "small": (sinks, 0)}[shapes]
     method = instantiate(cfg.method)
