@@ -67,7 +67,7 @@ def test_workers_are_submitted_by_whole_nodes(
     for job in range(workers // 8):
         submitted = tmp_path / f"runs/.submitit/7_{job}/7_{job}_submitted.pkl"
         given = DelayedSubmission.load(submitted).args[0]
-        assert {"task=work", f"work.folder='{named}'", "work.lapse=5", f"work.number={8 * job}"} <= {*given}
+        assert {"task=work", f"work.folder={named}", "work.lapse=5", f"work.number={8 * job}"} <= {*given}
         assert not [word for word in given if word.startswith("work.wait")]
     assert not list(folder.glob("background.log"))
 

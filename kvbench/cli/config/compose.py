@@ -15,6 +15,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.config.checks import check_hydra, check_kinds, check_preset
+from kvbench.cli.config.command import name_base
 from kvbench.cli.config.instantiate import VERSION_BASE
 from kvbench.cli.config.loader import compose_words, parse_word, use_presets
 from kvbench.cli.config.search_path import list_choices
@@ -63,8 +64,9 @@ def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
         ConfigError: an override removes a required key or names a choice wrongly, a file sets a callback, or `smoke`
             does not fit the prompts.
     """
-    check_overrides(list(map(parse_word, overrides)))
-    cfg = compose_words(overrides)
+    words = list(map(name_base, overrides))
+    check_overrides(list(map(parse_word, words)))
+    cfg = compose_words(words)
     check_hydra(cfg.hydra)
     node = cfg._get_node("hydra")  # moved to `HydraConfig`, which itself would copy it three times as slowly
     assert isinstance(node, DictConfig)

@@ -8,6 +8,7 @@ from hydra.conf import HydraConf
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from kvbench.cli.config.command import write_value
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.messages import EXPECTED
@@ -117,7 +118,7 @@ def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
     return [
         *(word for word in words if word.lstrip("+~").startswith("hydra")),
         "task=work",
-        *(f"{key}='{str(value).replace(chr(39), chr(92) + chr(39))}'" for key, value in shared.items()),
+        *(f"{key}={write_value(value)}" for key, value in shared.items()),
         f"device={cfg.device}",
         *(f"work.{key}={cfg.work[key]}" for key in ("lapse", "workers", "grace", "jitter")),
     ]
