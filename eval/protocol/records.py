@@ -9,9 +9,11 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
 
+from kvbench.core.config import shorten
 from kvbench.core.files import MAX_INTEGER
 
 T = TypeVar("T")
+MAX_SHOWN = 40  # characters of a value in a message
 
 _fields, _get_args, _get_origin = cache(fields), cache(get_args), cache(get_origin)
 
@@ -51,7 +53,7 @@ def read_fields(kind: type[T], values: object, path: str = "") -> T:
         ValueError: a value is missing or has another type; the message names its path.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"{path or 'the whole'} is {_shorten(values)}, not an object")
+        raise ValueError(f"{path or 'the whole'} is {shorten(repr(values), MAX_SHOWN)}, not an object")
     assert is_dataclass(kind)
     arguments = {}
     for field in _fields(kind):
@@ -81,7 +83,7 @@ def _read(kind: Any, value: object, path: str) -> object:
         return float(value)
     if kind is object or value in inner:  # `inner` holds the values of a literal
         return value
-    raise ValueError(f"{path} is {_shorten(value)}, not {kind if inner else kind.__name__}")
+    raise ValueError(f"{path} is {shorten(repr(value), MAX_SHOWN)}, not {kind if inner else kind.__name__}")
 
 
 def _read_tuple(inner: tuple[Any, ...], value: list[object], path: str) -> tuple[object, ...]:
@@ -89,8 +91,3 @@ def _read_tuple(inner: tuple[Any, ...], value: list[object], path: str) -> tuple
     if len(kinds) != len(value):
         raise ValueError(f"{path} has {len(value)} values, not {len(kinds)}")
     return tuple(_read(kind, item, path) for kind, item in zip(kinds, value, strict=True))
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
