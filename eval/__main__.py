@@ -70,14 +70,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _score(metrics: dict[str, Settings], options: argparse.Namespace) -> "list[Result]":
-    import torch  # takes seconds; not needed for --help and errors
-
+    from kvbench.core.devices import check_device  # torch takes seconds; not needed for --help and errors
     from kvbench.eval.files.image_folder import open_pair
     from kvbench.eval.protocol.base import evaluate
 
     evaluators, device = build_metrics(metrics), options.device
     try:
-        torch.device(device)
+        check_device(device)
     except RuntimeError:
         raise ValueError(f"--device {device}: torch has no such device; give cpu or cuda") from None
     images, reference = open_pair(options.folder, options.reference, options.prompts)
