@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
-from kvbench.extras.training.base import Training
+from kvbench.extras.training.base import Training, write_weights
 from kvbench.extras.training.loop import generator
 from kvbench.extras.training.transformer import StagedRecipe, attend_causally, init_decoder
 from kvbench.models.base import Model
@@ -164,8 +164,7 @@ class Qwen3Training(Training):
         folder = out / "model"
         folder.mkdir(exist_ok=True)
         state = split_decoder(checkpoint.group(weights, "transformer", "."), config)
-        half = {name: tensor.cpu().half() for name, tensor in state.items()}
-        checkpoint.save(folder / WHOLE, half, {"recipe": asdict(recipe)})
+        write_weights(folder / WHOLE, state, recipe)
         write_whole(folder / WORDS, json.dumps(words, ensure_ascii=False) + "\n")
         write_whole(folder / "config.json", json.dumps(describe(config), indent=1) + "\n")
 
