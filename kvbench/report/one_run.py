@@ -11,7 +11,7 @@ from rich.table import Table
 from kvbench.engine.memory import MIB
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.answers import show_answers
-from kvbench.report.code_notes import describe_mixed, name_origin
+from kvbench.report.code_notes import name_origin
 from kvbench.report.drifts import find_worst_positions
 from kvbench.report.full_scores import describe_failed, write_full
 from kvbench.report.memory import describe_unused, name_time, write_in_use
@@ -50,8 +50,8 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
         print_line(console, note, "")
     if hidden := len(metrics) - len(shown):
         print_line(console, f"{hidden} more metric{'s' * (hidden > 1)}: add -v")
-    origins = [] if describe_mixed([run]) == "" else list_origins(run.provenance)
-    for number, origin in enumerate(origins, 1):
+    origins = list_origins(run.provenance)
+    for number, origin in enumerate(origins if len(origins) > 1 else (), 1):
         print_line(console, f"made with {number} of {len(origins)}: {name_origin(origin)}")
     applicable = {
         name: metric

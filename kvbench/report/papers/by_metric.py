@@ -32,8 +32,8 @@ def show_by_metric(
     if not runs:
         console.print(f"published=[{', '.join(names)}]: no finished run", highlight=False)
         return
-    tables, known = [find(name) for name in names], order_runs(runs)
-    ordered = [*(run for run in known if is_full(run)), *(run for run in known if not is_full(run))]
+    tables = [find(name) for name in names]
+    ordered = sorted(order_runs(runs), key=lambda run: not is_full(run))
     printed = [collect_printed(tables, run) for run in ordered]
     full = next((_find_timing(run, timings) for run in ordered if is_full(run)), None)
     rows = [
@@ -118,7 +118,7 @@ def _describe_sources(tables: Sequence[PublishedTable], run: Results, used: Coll
 
 def _describe_missing(metrics: Sequence[str], runs: Sequence[Results]) -> Iterator[str]:
     """Yield why published metrics have no measured value of the same name."""
-    values = {name for run in runs for name in list_metrics([run], details=True)}
+    values = list_metrics(runs, details=True)
     absent = [name for name in metrics if name not in values]
     if sets := [name for name in absent if OF_SETS.match(name)]:
         reason = f"the number of samples moves these metrics of a whole set, and n = {runs[0].n}"
@@ -134,10 +134,9 @@ def _describe_missing(metrics: Sequence[str], runs: Sequence[Results]) -> Iterat
 
 
 def _choose_labels(table: PublishedTable, run: Results) -> list[str]:
-    labels = [label for label in table.models if model_of(label) == run.model]
-    return labels or [
-        label for label in table.models if model_of(label) == model_of(next(iter(table.models)))
-    ]
+    models = [model_of(label) for label in table.models]
+    chosen = run.model if run.model in models else models[0]
+    return [label for label, model in zip(table.models, models, strict=True) if model == chosen]
 
 
 def _measure(run: Results, printed: Printed, timing: Timing | None, full: Timing | None) -> dict[str, str]:
@@ -166,12 +165,8 @@ def _measure(run: Results, printed: Printed, timing: Timing | None, full: Timing
 
 def _find_variants(name: str, runs: Sequence[Results]) -> list[str]:
     """Return the variants of a metric that have a value in a run; `[official]` is stripped."""
-    others = list_variants(name.removesuffix("[official]"), runs)
-    return [
-        variant
-        for variant in others
-        if any(run.metrics[variant].value is not None for run in runs if variant in run.metrics)
-    ]
+    known = list_metrics(runs, details=True)
+    return [variant for variant in list_variants(name.removesuffix("[official]"), runs) if variant in known]
 
 
 def _find_timing(run: Results, timings: Sequence[Timing]) -> Timing | None:
