@@ -114,7 +114,10 @@ REFUSED = {
         ("sampling.top_k", 0, "must be at least 1"),
     ],
     "infinity_tiny": [("text_heads", 3, "must divide model.transformer.text_width=160")],
-    "llamagen_tiny": [("text_heads", 0, "must divide model.transformer.text_width=128")],
+    "llamagen_tiny": [
+        ("text_heads", 0, "must divide model.transformer.text_width=128"),
+        ("transformer.text_tokens", 13, "must be at least 14"),
+    ],
 }
 
 

@@ -12,7 +12,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_values
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.forced.passes import ForcedScales, ReadableScales
-from kvbench.models.base import Cache
+from kvbench.models.base import Cache, refuse
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.files.official_files import clean_tokenizer, clean_transformer
 from kvbench.models.image_model import ImageModel
@@ -137,9 +137,12 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         return {**resolved, "captions": hash_values(self.vocabulary.words)}
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Check that every prompt has only words of the vocabulary, if the model has one."""
+        """Check that every prompt has only words of the vocabulary, if the model has one, and fits the learned text."""
         if self.text == "vocabulary":
             self.vocabulary.check(prompts)
+            config, longest = self.transformer, self.vocabulary.longest
+            rule = f"be at least {longest}, the words of the longest caption"
+            refuse("model.transformer", config, text_maxlen=(config.text_maxlen < longest, rule))
 
     def activation_bytes(self, prompts: int) -> int:
         """Return the peak bytes of a generation on a GPU without weights and cache, in a layer of the last scale."""
@@ -199,5 +202,5 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         if self.text == "vocabulary":
             return load_vocabulary(self._source("text"), self.text_config, self.vocabulary.tokenize, device)
         if self.weights == "random":
-            return HashedText(self.transformer.text_width, device), ""
-        return load_t5(self.sources["text"], device)
+            return HashedText(self.transformer.text_width, device, self.transformer.text_maxlen), ""
+        return load_t5(self.sources["text"], device, longest=self.transformer.text_maxlen)

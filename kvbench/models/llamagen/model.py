@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import Segment
-from kvbench.models.base import read_labels
+from kvbench.models.base import read_labels, refuse
 from kvbench.models.files.checkpoints import Clean, WeightsError
 from kvbench.models.files.official_files import clean_decoder, clean_vqgan
 from kvbench.models.llamagen.captions import clean_caption
@@ -60,6 +60,9 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
             )
         if self.text == "vocabulary":
             check_heads(self, self.text_heads, self.text_config.width)
+            longest, tokens = grammar.VOCABULARY.longest, self.transformer.text_tokens
+            rule = f"be at least {longest}, as model.text=vocabulary fills captions to {longest} words"
+            refuse("model.transformer", self.transformer, text_tokens=(tokens < longest, rule))
         super().__post_init__()
         self._check_sources(*(["text"] if self.text else []))
 

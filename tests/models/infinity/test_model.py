@@ -71,6 +71,17 @@ def test_a_configured_grid_wins() -> None:
         assert tuple(found) == grid
 
 
+def test_no_text_is_longer_than_the_learned_one() -> None:
+    """The unconditional text of n words is the first n rows of what was learned."""
+    text, _ = configured("model=infinity_2b", "model.weights=random")._read_text("cpu")
+    assert text.encode(["word " * 600, "word"]).lengths == (512, 2)
+    short = configured("model=infinity_tiny", "model.transformer.text_maxlen=13")
+    with pytest.raises(
+        ValueError, match="text_maxlen=13: must be at least 14, the words of the longest caption"
+    ):
+        short.check_prompts(["a red circle"])
+
+
 class Heard(HashedText):
     """A text encoder that remembers what it was asked for."""
 
