@@ -23,7 +23,7 @@ from yaml import MarkedYAMLError
 
 from kvbench.cli.config.checks import check_kind
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.config.loader import compose_words, locate_file
+from kvbench.cli.config.loader import compose_words, keep_files, locate_file
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
 from kvbench.core.plugins import find_plugins
@@ -58,6 +58,7 @@ class PluginSearchPath(SearchPathPlugin):
 
 def list_choices(group: str) -> list[str]:
     """Return the choices of `group=`, including plugins'; Hydra must be initialised."""
+    keep_files()  # Hydra's own repository copies every stored file for each list
     return GlobalHydra.instance().config_loader().get_group_options(group, ObjectType.CONFIG)
 
 
