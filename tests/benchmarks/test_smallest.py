@@ -13,7 +13,6 @@ from tests.benchmarks.test_races import RACE
 from tests.support.command_line import run_python
 from tests.support.places import ROOT
 
-TABLES = ROOT / "docs/results/data"
 ONCE = "--batch 1 --repeats 1"
 STEPS = "kernels models graphs llamagen paths"  # those whose smallest rehearsal takes seconds
 QUICK_PROFILE = "profile.batch_sizes=[1] profile.repeats=1 profile.warmup=0"
@@ -29,14 +28,9 @@ RUNS = {
     "many_runs": ("1 --prompts 1", r"^((dashboard|report), (first|again) +[\d.]+ +\d\d+\n){4}"),
     "mutants": ("--rooms puzzles --per-thousand 1", r"^puzzles +[01] of   1 killed$"),
     "mutations": ("--only 'each pair has the error of the whole race'", r"^1 lines: 1 killed(, 0 \w+){3}$"),
-    "orders": (
-        f"--first {TABLES}/infinity_tiny/prices.csv --second {TABLES}/infinity_emoji/methods.csv",
-        r"^\| rank correlation \|",
-    ),
     "profile_task": (f"{QUICK_PROFILE} method=heatkv budget=0.1", r"^written: runs/profile/infinity_tiny-heatkv-0\.1-"),
     "race_table": ("--runs .", r"^\| tiny, budget 0.1, psnr \| 0.5 \| 3 \|"),
     "races": ("--races 2 --prompts 16", r"^rare failures of 19, a look every 200 .* [01]\.\d{3}$"),
-    "reads": ("--layers 1", r"^full +0\.905 +1\.000$"),
     "startup": (f"--seeds 1 --repeats 1 --program {ROOT}/run.py", r"^until the first image +[\d.]+$"),
     "tiles": ("--only 'mass bf16 64' --arch 80", r"^mass bf16 +64 +128 +80 +64x64x4x3 +64x64x4x3 +0$"),
 }  # fmt: skip
