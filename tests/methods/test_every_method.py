@@ -247,7 +247,7 @@ def test_the_whole_budget_is_equal_to_full(driven: Driven) -> None:
 )
 def test_a_model_of_another_family_is_refused(name: str, shapes: str) -> None:
     method, spec = copy(describe(name, shapes)), SPECS[shapes]
-    told = f"method: {type(method).__name__} is for .* and {spec.name} is a {spec.family} model; use one of"
+    told = f"method={method.title}: is for .* and {spec.name} is a {spec.family} model; use one of"
     for refuse in (method.check, method.prepare):
         with pytest.raises(ValueError, match=told):
             refuse(spec, Budget.parse("0.5", spec))
