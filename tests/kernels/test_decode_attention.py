@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.support.reference_attention import attention, rounding
+from benchmarks.support.reference_attention import attention
 from kvbench.kernels import decode_attention as module
 from kvbench.kernels.decode_attention import Arrangement, decode_attention, decode_token, prepare_rows
 from kvbench.kernels.layout import locate_rows
-from tests.support.ragged_rows import Case, make
+from tests.support.ragged_rows import Case, make, rounding
 from tests.support.triton_device import DEVICE, needs_loops, on_device, sharing
 
 # Interpreted, bfloat16 can be stored, but neither multiplied nor rounded to.

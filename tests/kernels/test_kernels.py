@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.support.cuda_branches import attend_slowly
-from benchmarks.support.reference_attention import agrees, scores
+from benchmarks.support.reference_attention import scores
 from kvbench.kernels import past_attention, varlen_attention
 from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
@@ -21,7 +21,7 @@ from kvbench.kernels.compact import rebuild, rebuild_both, source_table
 from kvbench.kernels.layout import Past, empty_layout, list_positions, view_group
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.places import ROOT
-from tests.support.ragged_rows import CASES, HALF, Case, check, check_mass, make
+from tests.support.ragged_rows import CASES, HALF, Case, agrees, check, check_mass, make
 from tests.support.triton_device import DEVICE, needs_triton, on_device
 
 

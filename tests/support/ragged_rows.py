@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.support.reference_attention import agrees, received
+from benchmarks.support.reference_attention import Pair, attention, received, scores
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Layout, Past, empty_layout, list_positions
 from tests.support.triton_device import DEVICE
@@ -126,3 +126,28 @@ CASES = {
     "apart": st.booleans(),
     "seed": st.integers(0, 10**6),
 }
+
+
+def agrees(
+    found: tuple[Tensor, Tensor | None], q: Tensor, past: Pair, present: Pair, scale: float, causal: bool
+) -> None:
+    """Assert that an output, and a log-sum-exp if there is one, equal `attention`, up to `rounding`."""
+    for part, expected, bound in zip(
+        found, attention(q, past, present, scale, causal), rounding(q, past, present, scale), strict=True
+    ):
+        if part is not None:
+            excess = (part.double() - expected).abs() / bound
+            assert excess.max() <= 1, excess.max()
+
+
+def rounding(q: Tensor, past: Pair, present: Pair, scale: float) -> tuple[Tensor, Tensor]:
+    """Return error bounds of float32 arithmetic, for the output [batch, queries, 1] and log-sum-exp [batch, queries].
+
+    The error of a logit grows with the size of its products; it scales the probability, and so the values.
+    Probabilities are rounded to q's dtype before the product with the values, and the output is rounded again.
+    A log-sum-exp is rounded in both bases and at every step in between.
+    """
+    logit = scores(q.abs(), past[0].abs(), present[0].abs(), abs(scale)).amax(-1)
+    logit = torch.finfo(torch.float32).eps * (1 + logit)
+    largest = torch.cat((past[1], present[1]), 1).double().abs().amax((1, 2))[:, None]
+    return ((logit + torch.finfo(q.dtype).eps) * largest)[..., None], 4 * logit
