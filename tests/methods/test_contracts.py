@@ -84,7 +84,7 @@ def test_a_hook_that_returns_a_wrong_shape_or_dtype_ends_the_run(hook: str, name
         run(open_cache(method, SPEC, budget), tokens_of(SPEC, 2))
     dtype = "float32" if scores else "bool"
     returned = f"{hook.split()[0]} returned {found.format(rows=rows, dtype=dtype)}; return "
-    assert str(caught.value).startswith(f"method {type(method).__name__}: {PLACE}{returned}")
+    assert str(caught.value).startswith(f"method={method.title}: {PLACE}{returned}")
     names = "[heads, slots]" if hook == "keep once" else "[rows, slots]"
     wanted = "floating-point" if scores else "bool"
     assert str(caught.value).endswith(f"{names} = [{rows}, 14], {wanted}")
@@ -93,7 +93,7 @@ def test_a_hook_that_returns_a_wrong_shape_or_dtype_ends_the_run(hook: str, name
 @pytest.mark.parametrize(
     ("read", "kind", "message"),
     [
-        (lambda view: view._cache, UserError, rf"^method Curious: {PLACE}a View has no _cache; kvbench/"),
+        (lambda view: view._cache, UserError, rf"^method=Curious: {PLACE}a View has no _cache; kvbench/"),
         (lambda view: view.position.cache, AttributeError, "'Tensor' object has no attribute 'cache'"),
     ],
 )
