@@ -24,7 +24,7 @@ class Quest(Method):
     The method saves reads, not memory, so it has no budget.
 
     Differs from the paper in: the query heads that share a KV head read the same pages, by the maximum of their bounds.
-    Bounds are recomputed at each token: the ledger counts the reads; no time is saved.
+    Bounds are recomputed at each token: reads are counted (`python -m benchmarks reads`), no time is saved.
 
     Attributes:
         attention_budget: tokens that a KV head attends to, in whole pages.

@@ -27,8 +27,8 @@ class SparVAR(Method):
 
     Differs from the paper in: only the abstract and summaries were available, without block size, decision scale and
     densities, and the official repository contains no code. The paper selects blocks of keys for blocks of queries and
-    adds local windows across scales; here all queries of a scale and head read the same tokens, without windows. The
-    ledger counts the reads; no time is saved.
+    adds local windows across scales; here all queries of a scale and head read the same tokens, without windows. Reads
+    are counted (`python -m benchmarks reads`), no time is saved.
 
     Attributes:
         decision: index of the decision scale; None for the middle scale.

@@ -31,6 +31,7 @@ RUNS = {
     "profile_task": (f"{QUICK_PROFILE} method=heatkv budget=0.1", r"^written: runs/profile/infinity_tiny-heatkv-0\.1-"),
     "race_table": ("--runs .", r"^\| tiny, budget 0.1, psnr \| 0.5 \| 3 \|"),
     "races": ("--races 2 --prompts 16", r"^rare failures of 19, a look every 200 .* [01]\.\d{3}$"),
+    "reads": ("--layers 1", r"^full +0\.905 +1\.000$"),
     "startup": (f"--seeds 1 --repeats 1 --program {ROOT}/run.py", r"^until the first image +[\d.]+$"),
     "tiles": ("--only 'mass bf16 64' --arch 80", r"^mass bf16 +64 +128 +80 +64x64x4x3 +64x64x4x3 +0$"),
 }  # fmt: skip
