@@ -33,13 +33,13 @@ from kvbench.cli.submit.summary import (
 )
 from kvbench.cli.sweeps.jobs import Recorder, claim_of, label_sweep, name_sweep, open_folder, recording
 from kvbench.cli.sweeps.launchers import LOCAL, SLURM, check_launcher
-from kvbench.cli.sweeps.outcomes import describe_failure
+from kvbench.cli.sweeps.outcomes import describe_failure, list_profiles, list_runs
 from kvbench.cli.sweeps.sweeper import list_commands, list_jobs
 from kvbench.cli.workers.sigterm import interrupting_on_sigterm
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import resolve_device
-from kvbench.runs.record.sweeps import read_entry, read_name
+from kvbench.runs.record.sweeps import read_entries, read_entry, read_name
 
 if TYPE_CHECKING:  # submitit belongs to an extra
     from submitit import Job
@@ -82,10 +82,13 @@ def run_sweep(words: Sequence[str]) -> None:
     except Exception as error:  # the launcher broke before it reported all jobs
         describe_failure(error)
     is_whole = show_sweep(config, folder, label_sweep(folder, config.hydra.runtime.choices.get("sweeps")))
-    name = read_name(folder)
-    say(
-        f"these tables again: task=report {f'work.folder={folder}' if name is None else f'sweep.name={name}'}"
-    )
+    entries = read_entries(folder)
+    if list_runs(entries) or list_profiles(entries):  # a report reads nothing else
+        name, shown = read_name(folder), config.published
+        words = ["task=report", f"work.folder={folder}" if name is None else f"sweep.name={name}"]
+        if shown is not None:
+            words.append(f"published={shown if isinstance(shown, str) else '[' + ','.join(shown) + ']'}")
+        say(f"these tables again: {' '.join(words)}")
     if not is_whole:
         sys.exit(1)
 

@@ -110,7 +110,9 @@ def test_a_sweep_ends_with_published_beside_measured_and_a_report_prints_it_agai
     assert float(cells[3]) > 0
     assert "n/a: a CPU has no allocator" in written.read_text()
     assert len(list(tmp_path.glob("runs/profile/*.json"))) == 1
-    status, again, _ = command("task=report", *words)
+    hint = out.partition("these tables again: ")[2].split()
+    assert hint[-1] == "published=heatkv_fig5_speed"
+    status, again, _ = command(*hint)
     assert status == 0
     assert [line for line in again.splitlines() if "matches" in line] == [
         line for line in out.splitlines() if "matches" in line
