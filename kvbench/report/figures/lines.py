@@ -136,7 +136,7 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, Latencies]]:
 
 
 def draw_latencies(curves: Mapping[str, Latencies], title: str) -> Figure:
-    """Draw seconds per image by batch size on logarithmic axes, with bands from the 10th to 90th percentile."""
+    """Draw seconds per prompt by batch size on logarithmic axes, with bands from the 10th to 90th percentile."""
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     styles = choose_styles(list(curves))
@@ -156,7 +156,7 @@ def draw_latencies(curves: Mapping[str, Latencies], title: str) -> Figure:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axes.set_xlabel("prompts per batch")
-    axes.set_ylabel("seconds per image (lower is better)")
+    axes.set_ylabel("seconds per prompt (lower is better)")
     strip_frame(axes)
     figure.legend(loc="outside lower center", frameon=False, ncols=2)
     figure.suptitle(title, fontsize=10)
