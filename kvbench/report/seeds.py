@@ -116,12 +116,16 @@ def is_calibrated(run: Results) -> bool:
 
 
 def find_code(run: Results) -> list[tuple[str, str, int | str]]:
-    """Return the code of a run's method and model: part, class, and its revision or, without a pin, its hash."""
+    """Return the code of a run's method and model: part, class, and its revision or, without a pin, its hash.
+
+    Classes of `kvbench.core` are left out: the digest of the engine has them.
+    """
     parts = (run.provenance or {}).get("classes")
     return [
         (part, name, record.get("revision", 0) if record.get("pinned") else str(record.get("sha256")))
         for part, classes in (parts.items() if isinstance(parts, Mapping) else ())
         for name, record in classes.items()
+        if not name.startswith("kvbench.core.")
     ]
 
 

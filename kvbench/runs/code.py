@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -262,7 +262,9 @@ def list_classes(one: object, settings: object) -> tuple[type, ...]:
 def find_inner_classes(one: object) -> Iterator[type]:
     """Yield the class of an object and, if it is a dataclass, the classes of dataclasses in its fields, recursively."""
     yield type(one)
-    for value in vars(one).values() if is_dataclass(one) else ():
+    # Other attributes, such as a method's plan, are there only after it was prepared.
+    for part in fields(one) if is_dataclass(one) else ():
+        value = getattr(one, part.name)
         if is_dataclass(value) and not isinstance(value, type):
             yield from find_inner_classes(value)
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
+from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.chunkkv import ChunkKV
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
@@ -54,6 +56,13 @@ def test_classes_of_inner_fields_count() -> None:
 
     classes = [list_classes(ChunkKV(base=base), {}) for base in (H2O(), Mine())]
     assert [identify_code("method", one) is None for one in classes] == [True, False]
+
+
+def test_what_a_method_prepares_adds_no_class() -> None:
+    spec, method = ModelSpec("small", 1, 1, 8, next_scale([(1, 1), (2, 2), (3, 3)])), H2O()
+    before = list_classes(method, {})
+    method.prepare(spec, Budget.parse(0.5, spec))
+    assert list_classes(method, {}) == before == (H2O,)
 
 
 def test_a_distribution_counts_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
