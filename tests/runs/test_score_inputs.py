@@ -47,8 +47,8 @@ class Same(Answers):
     name: ClassVar[str] = "same"
     protocol: ClassVar[str] = "plain"
 
-    def judge(self, conclusion: str, answer: str) -> bool:
-        return conclusion == answer
+    def grade(self, text: str, correct: object) -> float:
+        return float(text == correct)
 
 
 @dataclass(frozen=True)
