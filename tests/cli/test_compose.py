@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
-from kvbench.cli.config.loader import HYDRA_MAP, USUAL_CHOICES
+from kvbench.cli.config.loader import CREATE_MAP, USUAL_CHOICES
 from tests.support.places import ROOT
 
 JOBS = [
@@ -40,7 +40,7 @@ def compose_plainly(overrides: list[str]) -> DictConfig:
     """Compose by Hydra's own loader, which caches nothing, and its own map of choices."""
     loader = ConfigLoaderImpl(GlobalHydra.instance().config_loader().get_search_path())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(defaults_list, "_create_interpolation_map", HYDRA_MAP)
+        patch.setattr(defaults_list, CREATE_MAP, getattr(defaults_list, CREATE_MAP).args[0])
         return loader.load_configuration("config", overrides, RunMode.RUN, from_shell=False)
 
 

@@ -211,23 +211,26 @@ def forget_edited_files() -> None:
 # OmegaConf has no public way to parse each interpolation once.
 omegaconf.base.parse = lru_cache(maxsize=1024)(grammar_parser.parse)  # type: ignore[attr-defined]
 
-HYDRA_MAP = hydra_defaults._create_interpolation_map
-"""Hydra's own function of `map_choices`."""
-
 
 def map_choices(
-    overrides: hydra_defaults.Overrides, defaults_list: list[InputDefault], self_added: bool
+    create: Callable[..., DictConfig],
+    overrides: hydra_defaults.Overrides,
+    defaults_list: list[InputDefault],
+    self_added: bool,
 ) -> DictConfig:
     """Return the choices to which a defaults list can refer as `${group}`; an empty map for a list that does not.
 
-    Hydra creates this map for each file, which takes a third of a composition.
+    Hydra 1.3 calls `create`, its own function of the other arguments, for each file: a third of a composition.
     """
     if any(entry.is_interpolation() for entry in defaults_list):
-        return HYDRA_MAP(overrides, defaults_list, self_added)
+        return create(overrides, defaults_list, self_added)
     return DictConfig({})
 
 
-hydra_defaults._create_interpolation_map = map_choices
+CREATE_MAP = "_create_interpolation_map"
+"""Name of Hydra 1.3's function in `hydra_defaults`; later versions have none."""
+if hydra.__version__.startswith("1.3."):
+    setattr(hydra_defaults, CREATE_MAP, partial(map_choices, getattr(hydra_defaults, CREATE_MAP)))
 
 
 @lru_cache(maxsize=4096)
