@@ -64,7 +64,7 @@ def record_launches(variants: list[Variant] | None) -> AbstractContextManager[No
     """Append the variant of every launch, under the kernel's name, to a list if there is one; launch nothing."""
 
     def note(name: str, kernel: Any, *arguments: Any, **named: Any) -> None:
-        if variants is not None:  # in Triton's interpreter kernels have no variants
+        if variants is not None:
             variants.append(describe_launch(name, kernel, arguments, named))
 
     return replace_launches(note)
@@ -79,12 +79,16 @@ def list_launches(name: str, launcher: Callable[..., object], *inputs: Any, **mo
 
 
 def describe_launch(name: str, kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Variant:
-    """Return the variant of a kernel that a launch with these arguments compiles, under a name."""
-    values = dict(zip((p.name for p in kernel.params), arguments, strict=False)) | named
-    constants = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
+    """Return the variant of a kernel that a launch with these arguments compiles, under a name.
+
+    An interpreted kernel is not compiled: its variant has no types and constants.
+    """
+    params = getattr(kernel, "params", ())
+    values = dict(zip((p.name for p in params), arguments, strict=False)) | named
+    constants = {p.name: values[p.name] for p in params if p.is_constexpr}
     signature = {
         p.name: "constexpr" if p.is_constexpr else p.annotation_type or _name_type(values[p.name])
-        for p in kernel.params
+        for p in params
     }
     options = {option: values[option] for option in ("num_warps", "num_stages") if option in values}
     return Variant(name, kernel, signature, constants, options)
