@@ -75,10 +75,7 @@ def _score(metrics: dict[str, Settings], options: argparse.Namespace) -> "list[R
     from kvbench.eval.protocol.base import evaluate
 
     evaluators, device = build_metrics(metrics), options.device
-    try:
-        check_device(device)
-    except RuntimeError:
-        raise ValueError(f"--device {device}: torch has no such device; give cpu or cuda") from None
+    check_device(device)
     images, reference = open_pair(options.folder, options.reference, options.prompts)
     return evaluate(evaluators, images, reference, device)
 

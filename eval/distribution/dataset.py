@@ -24,6 +24,7 @@ from torch import Tensor
 from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.config import check_file as check_output
+from kvbench.core.devices import check_device
 from kvbench.core.files import check_file, hash_content
 from kvbench.eval.distribution.frechet import moments
 from kvbench.eval.files.digests import hash_files_at
@@ -185,6 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.folder.is_dir():
             raise SampleSetError(f"{options.folder} is not a folder; name a folder of images")
         check_output("OUT", str(options.out), ".safetensors")
+        check_device(options.device)
         save_statistics(Pictures(options.folder), space, options.device, options.out)
     except (ConfigError, SampleSetError, WeightError) as error:
         print(error, file=sys.stderr)

@@ -36,9 +36,12 @@ def check_device(name: str) -> None:
     """Check that a device exists.
 
     Raises:
-        ConfigError: torch does not find the GPU.
+        ConfigError: torch knows no such device, or does not find the GPU.
     """
-    device, count = torch.device(name), torch.cuda.device_count()
+    try:
+        device, count = torch.device(name), torch.cuda.device_count()
+    except RuntimeError:
+        raise ConfigError(f"device={name}: torch has no such device; give cpu or cuda") from None
     if device.type == "cuda" and (device.index or 0) >= count:
         gpus = f"cuda:0 to cuda:{count - 1} here" if count else "no GPU here; use device=cpu"
         raise ConfigError(f"device={name}: torch finds {gpus}")

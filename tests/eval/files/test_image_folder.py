@@ -183,7 +183,7 @@ def test_bad_folders_are_one_line(
         (["ssim", "--out", __file__], "is not a folder); name another folder"),
         (["ssim", "--out", f"{__file__}/results"], "is not a folder); name another folder"),
         (["psnr", "--out", "/proc/kvbench"], "--out /proc/kvbench cannot be written to ("),
-        (["psnr", "--device", "tpu9"], "--device tpu9: torch has no such device; give cpu or cuda"),
+        (["psnr", "--device", "tpu9"], "device=tpu9: torch has no such device; give cpu or cuda"),
         (["psnr", "--device", "cuda:99"], "device=cuda:99: torch finds "),
     ],
 )

@@ -213,6 +213,8 @@ def test_the_command_makes_statistics(
         (tmp_path / "notes").write_text("a file")
         assert dataset.main([str(real), str(tmp_path / wrong), "--path", str(clean.path)]) == 2
         assert why in capsys.readouterr().err
+    assert dataset.main([str(real), str(out), "--device", "tpu9"]) == 2
+    assert capsys.readouterr().err == "device=tpu9: torch has no such device; give cpu or cuda\n"
     assert dataset.main([str(real), str(out), "--path", str(clean.path)]) == 0
     assert read_moments(out, clean, "cpu")[0].shape == (64,)
 
