@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_origin, get_type_hints
+from typing import Annotated, ClassVar, Literal, get_origin
 
-from kvbench.core.config import check_value
+from kvbench.core.config import check_value, list_types
 from kvbench.eval.files.weights import Snapshot, Weight
 
 
@@ -23,7 +23,8 @@ class Component:
     paths: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
+        kind: type = type(self)
+        for name, hint in list_types(kind).items():
             if get_origin(hint) in (Annotated, Literal):
                 check_value(getattr(self, name), hint, name)
 

@@ -81,8 +81,9 @@ def run_sweep(words: Sequence[str]) -> None:
                 launch(config, SweepJob(folder, config.work.lapse), list_commands(config))
     except Exception as error:  # the launcher broke before it reported all jobs
         describe_failure(error)
-    is_whole = show_sweep(config, folder, label_sweep(folder, config.hydra.runtime.choices.get("sweeps")))
     entries = read_entries(folder)
+    label = label_sweep(folder, config.hydra.runtime.choices.get("sweeps"))
+    is_whole = show_sweep(config, folder, label, entries)
     if list_runs(entries) or list_profiles(entries):  # a report reads nothing else
         name, shown = read_name(folder), config.published
         words = ["task=report", f"work.folder={folder}" if name is None else f"sweep.name={name}"]
@@ -132,7 +133,8 @@ def run_workers(cfg: DictConfig, choices: Mapping[str, str], words: list[str]) -
             launch(launched, run_launched_worker, [[*own, f"work.number={one}"] for one in range(workers)])
         for job in queued:
             job.wait()
-    if not show_sweep(cfg, folder, label_sweep(folder, choices.get("sweeps"))):
+    label = label_sweep(folder, choices.get("sweeps"))
+    if not show_sweep(cfg, folder, label, read_entries(folder)):
         sys.exit(1)
 
 

@@ -192,7 +192,7 @@ def check_fields(values: Mapping[str, object], target: type, prefix: str) -> Non
     Raises:
         ConfigError: a key is no field, or its value has another type; the message names the first one.
     """
-    known = _list_types(target)
+    known = list_types(target)
     for name, value in values.items():
         if name not in known:
             choices = f"there are {', '.join(known)}" if known else "there are none"
@@ -201,7 +201,7 @@ def check_fields(values: Mapping[str, object], target: type, prefix: str) -> Non
 
 
 @lru_cache(maxsize=1024)
-def _list_types(target: type) -> Mapping[str, object]:
+def list_types(target: type) -> Mapping[str, object]:
     """Return the types of a dataclass's fields, read once for the entries of a sweep."""
     hints = get_type_hints(target, include_extras=True)
     return {field.name: hints[field.name] for field in fields(target) if field.init}

@@ -124,7 +124,7 @@ def _count_prompts(folder: Path) -> int | None:
         return None
     prompts = config.get("prompts") if isinstance(config, dict) else None
     if isinstance(prompts, dict):
-        prompts = prompts.get("of", prompts)  # those of prompts=own
+        prompts = prompts.get("of", prompts)  # prompts=own holds its prompt set in `of`
     if not isinstance(prompts, dict):
         return None
     count, each = prompts.get("count"), prompts.get("per_prompt", 1)

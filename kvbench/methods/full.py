@@ -11,7 +11,7 @@ from kvbench.methods.shared.view import View
 class Full(Method):
     """Keep every token except those of the last segment, to which no later token attends.
 
-    Differs from the official code in: they also store the last scale (10521 tokens instead of 6425 for Infinity at
+    Differs from the official code in: that code stores the last scale too (10521 tokens instead of 6425 for Infinity at
     one megapixel), which does not affect the result.
     """
 

@@ -30,10 +30,10 @@ LOG = "background.log"
 """Output of the background process, in the sweep's folder."""
 
 
-def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
+def show_sweep(config: DictConfig, folder: Path, name: str, entries: Sequence[JobStatus]) -> bool:
     """Print the tables of a sweep's runs, send and pack the runs if configured; return whether every job is finished.
 
-    `name` is the choice of `sweeps`, or the folder's name.
+    `name` is the choice of `sweeps`, or the folder's name; `entries` are the sweep's jobs.
     """
     # These import numpy, and Hydra makes the callback for `--help` too.
     from kvbench.report.collect import read_with_bounds, read_with_references
@@ -41,7 +41,6 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     from kvbench.report.runs_table import show_runs
     from kvbench.report.seeds import combine_seeds
 
-    entries = read_entries(folder)
     folders, failures = list_runs(entries), list_failures(folder, entries)
     runs_dir = Path(config.runs_dir).expanduser()
     timed, published = list_profiles(entries), config.published

@@ -82,7 +82,7 @@ class PackedStore(LayerState):
     def count_read_bytes(self, heads: int) -> list[int]:
         """Return the bytes that attention to all slots of a sequence reads: codes, scales and indices.
 
-        Every sequence reads shared tokens. The result is shaped like that of `count_sequence_bytes`.
+        Shared tokens count for every sequence. The list has the length of `count_sequence_bytes`' list.
         """
         channels = self.planes[0].keys.data.shape[-1]
         rotates = any(plane.rotation is not None for plane in self.planes)

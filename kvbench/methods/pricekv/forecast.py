@@ -104,9 +104,9 @@ class Forecast(Scored):
     the importance I of each position to each later segment, for each head and branch of guidance
     (`PositionImportance`). The forecast after segment k is F_k = I_{k+1} + decay x F_{k+1}, for `output` the square
     root of that. The score of a slot is log F_k + surprise x s, plus the contrast of its value. Its surprise s is the
-    sum of log a - log A over the segments since it came, with a factor of `memory` per segment: a is its attention in
-    this image, and A its mean attention in the calibration, relative to that of all slots that are held. Texts are
-    refused, since their positions have no fixed role.
+    sum of log a - log A over the segments since it came, with a factor of `memory` per segment: a is the slot's
+    attention in this image, and A is its share of the held slots' mean attention in the calibration. The method refuses
+    texts, since their positions have no fixed role.
 
     Attributes:
         importance: importance of a position, see `PositionImportance`.

@@ -34,7 +34,7 @@ COSTS: Mapping[str, Callable[[Results], float | None]] = {
 OF_PROCESS = ("memory GB", "saving %", "images/s", "tokens/s", "latency s")
 """Published columns that depend on a paper's GPU, batch and code."""
 LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-"""Parser of the tables: that of libyaml, eight times as fast, where PyYAML has it."""
+"""YAML loader of the tables: libyaml's, which is faster, if PyYAML has it, else the one in Python."""
 Settings = Mapping[str, tuple[str, ...]]
 """Accepted values by setting; a row of a table matches a run that has one of them for each setting."""
 Run = TypeVar("Run", bound=Results | Timing)

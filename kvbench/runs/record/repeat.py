@@ -1,4 +1,4 @@
-"""Command that repeats a run: the overrides that it was composed from, without those of its surroundings."""
+"""Command that repeats a run, from the recorded overrides that compose it."""
 
 import re
 import shlex
