@@ -1,4 +1,4 @@
-"""Decoders of the Llama kind as transformers has them: tiny models of random weights, one of each kind."""
+"""Llama-style decoders as transformers has them: tiny models of random weights, one of each kind."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Decoders of the Llama kind as the harness sees them: folders, settings, and what is refused before loading."""
+"""Llama-style decoders as the harness sees them: folders, settings, and what is refused before loading."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Decoders of the Llama kind give logits and greedy texts of transformers on the same files, on the engine."""
+"""Llama-style decoders give logits and greedy texts of transformers on the same files, on the engine."""
 
 import json
 import re
