@@ -2,10 +2,11 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -19,7 +20,6 @@ from kvbench.runs.execute import run
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Outcome
 from tests.support.fake_run import job_in
-from tests.support.marks import slow_except
 
 
 @dataclass(frozen=True)
@@ -47,30 +47,41 @@ class Failing(Psnr):
         raise ValueError("not today")
 
 
+def make_job(root: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job in a folder that has all that the job reads, or will read once it is there."""
+    monkeypatch.setenv("LATE", str(root / "late"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(root / "hub"))
+    monkeypatch.setenv("HOME", str(root))
+    job = job_in(root / "runs", count=2, evaluators={"psnr": Psnr(), "needy": Needy()})
+    return replace(job, config={**job.config, "prompts": {"path": str(root / "prompts.txt")}})
+
+
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setenv("LATE", str(tmp_path / "late"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "real" / "1.bmp", "a real image")
     write(tmp_path / ".cache/kvbench/prompts/set.jsonl", "{}")
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one\n")
-    job = job_in(tmp_path / "runs", count=2, evaluators={"psnr": Psnr(), "needy": Needy()})
-    return replace(job, config={**job.config, "prompts": {"path": str(prompts)}})
+    write(tmp_path / "prompts.txt", "one\n")
+    return make_job(tmp_path, monkeypatch)
 
 
 def asked_again(job: Job) -> Outcome | None:
     return recall(job.settings.runs_dir, job.config, job.method_name)
 
 
-def test_the_same_call_finds_its_run(job: Job) -> None:
+def test_only_the_same_call_finds_its_run(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked_again(job) is None
     outcome = run(job)
     remember(job, outcome)
     assert asked_again(job) == replace(outcome, reused=True)
     again = run(job)  # the long way looks at every file, and changes none
     assert asked_again(job) == again
+    assert asked_again(replace(job, config={**job.config, "seed": 1})) is None
+    assert asked_again(replace(job, method_name="swa")) is None
+    with monkeypatch.context() as patch:
+        patch.setenv("KVBENCH_WEIGHTS", "/elsewhere")
+        assert asked_again(job) is None
+    monkeypatch.chdir(tmp_path)
+    assert asked_again(job) is None
 
 
 def write(path: Path, content: str) -> None:
@@ -96,11 +107,6 @@ def overwrite(path: Path) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def write_a_foreign_record(folder: Path) -> None:
-    [record] = (folder.parents[1] / ".calls").iterdir()
-    record.write_text(json.dumps({"folder": 3}))
-
-
 def answer_as_another_copy(folder: Path) -> None:
     """Write the record that another checkout of kvbench leaves."""
     [record] = (folder.parents[1] / ".calls").iterdir()
@@ -121,54 +127,45 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a package": lambda folder: write(folder.parents[2] / "late_package.py", ""),
     "damaged record": damage_the_record,
     "another copy of kvbench": answer_as_another_copy,
-    "foreign record": write_a_foreign_record,
-}
-QUICK = ("no image", "other prompts", "a file", "damaged record", "another copy of kvbench")
-
-
-@pytest.mark.parametrize("change", slow_except(QUICK.__contains__, CHANGES))
-def test_a_change_sends_the_call_the_long_way(job: Job, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(job.settings.runs_dir.parent))
-    outcome = run(job)
-    remember(job, outcome)
-    assert asked_again(job) is not None
-    CHANGES[change](outcome.folder)
-    assert asked_again(job) is None
-
-
-EDITS: dict[str, Callable[[Job, pytest.MonkeyPatch], object]] = {
-    "prompts": lambda job, _: overwrite(job.settings.runs_dir.parent / "prompts.txt"),
-    "a real image": lambda job, _: overwrite(job.settings.runs_dir.parent / "real/1.bmp"),
-    "a real image less": lambda job, _: (job.settings.runs_dir.parent / "real/1.bmp").unlink(),
-    "code": lambda _, patch: patch.setattr(calls, "STARTED", 0),  # before every source file
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_what_changed_during_a_run_is_not_taken_for_what_it_read(
-    edit: str, job: Job, monkeypatch: pytest.MonkeyPatch
+def test_a_change_sends_the_call_the_long_way(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run(job)
+    for number, (what, change) in enumerate(CHANGES.items()):
+        root = tmp_path / "copies" / str(number)
+        shutil.copytree(tmp_path, root, ignore=shutil.ignore_patterns("copies"))
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(root))
+            copied = make_job(root, patch)
+            outcome = run(copied)
+            remember(copied, outcome)
+            assert asked_again(copied) == outcome
+            change(outcome.folder)
+            assert asked_again(copied) is None, what
+
+
+def test_what_changed_during_a_run_is_not_taken_for_what_it_read(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("prompts.txt", "real/1.bmp"):
+        job = make_job(tmp_path, monkeypatch)
+        outcome = run(job)
+        overwrite(tmp_path / name)
+        remember(job, outcome)
+        assert asked_again(job) is None
+    job = make_job(tmp_path, monkeypatch)
     outcome = run(job)
-    EDITS[edit](job, monkeypatch)
+    monkeypatch.setattr(calls, "STARTED", 0)  # before every source file
     remember(job, outcome)
     assert asked_again(job) is None
 
 
-def test_what_makes_another_call(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remember(job, run(job))
-    assert asked_again(replace(job, config={**job.config, "seed": 1})) is None
-    assert asked_again(replace(job, method_name="swa")) is None
-    with monkeypatch.context() as patch:
-        patch.setenv("KVBENCH_WEIGHTS", "/elsewhere")
-        assert asked_again(job) is None
-    monkeypatch.chdir(tmp_path)
+def test_a_call_that_is_logged_or_failed_is_made_again(job: Job) -> None:
+    remember(replace(job, logger=object()), run(job))
     assert asked_again(job) is None
-
-
-@pytest.mark.parametrize(
-    "more", [{"logger": object()}, {"evaluators": {"psnr": Failing()}}], ids=["logged", "failed"]
-)
-def test_a_call_that_is_logged_or_failed_is_made_again(job: Job, more: dict[str, Any]) -> None:
-    job = replace(job, **more)
-    remember(job, run(replace(job, logger=None)))
+    job = replace(job, evaluators={"psnr": Failing()})
+    remember(job, run(job))
     assert asked_again(job) is None

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
-from kvbench.engine.memory import cache_bytes, paper_mib
 from kvbench.methods.shared.view import View
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.report.means import average_latency
 from kvbench.runs import execute
 from kvbench.runs.record import machine
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
-from kvbench.runs.record.results import Latency
+from kvbench.runs.record.results import Latency, Memory
 from tests.support.fake_run import job_in
 
 # 3 layers of 4 heads hold 1 + 4 tokens before the last scale; keys and values have 64 channels; two branches.
@@ -51,17 +50,6 @@ def test_a_sample_costs_the_same_beside_others(tmp_path: Path) -> None:
     assert len({cost[0] for cost in found[0]}) > 2
 
 
-def test_bytes_of_a_cache() -> None:
-    """A token is a key and a value of 64 channels, for each branch of each of 8 prompts."""
-    assert cache_bytes(10, SPEC, 8, 4) == 10 * (64 + 64) * 4 * 2 * 8
-    assert cache_bytes(10, SPEC, 8, 2) == cache_bytes(10, SPEC, 8, 4) / 2
-    assert cache_bytes(10, replace(SPEC, branches=1), 8, 4) == 10 * (64 + 64) * 4 * 8
-
-
-def test_papers_count_keys_in_four_bytes_and_values_in_two() -> None:
-    assert paper_mib(2**14, SPEC, 4) == (2**14 * 64 * (4 + 2) * 2 * 4) / 2**20
-
-
 def test_memory_is_the_worst_of_all_batches() -> None:
     second = {"peak_tokens": 50, "peak_bytes": 4, "state_bytes": 80, "last_bytes": 3, "longest": 7}
     third = {"batch": 8, "rebuild_bytes": 60, "transient_bytes": 70, "gpu_peak_bytes": 90, "lse_drift": -1.5}
@@ -83,39 +71,25 @@ def test_memory_is_the_worst_of_all_batches() -> None:
     assert memory.paper_peak_mib == 50 * 64 * 6 * 2 * 8 / 2**20
 
 
-def test_utilisation_is_a_mean_of_the_samples_that_dropped_anything() -> None:
-    costs = [replace(COST, utilisation=0.5), COST, replace(COST, utilisation=0.75, longest=None)]
-    memory = summarise_memory(costs, SPEC, Budget.parse("0.8", SPEC), itemsize=2)
+def test_means_are_of_the_samples_that_have_a_value() -> None:
+    def summarise(*changes: dict[str, Any]) -> Memory:
+        costs = [replace(COST, **change) for change in changes]
+        return summarise_memory(costs, SPEC, Budget.parse("0.8", SPEC), itemsize=2)
+
+    memory = summarise({"utilisation": 0.5}, {}, {"utilisation": 0.75, "longest": None})
     assert (memory.utilisation, memory.regular_tokens) == (0.625, None)
+    assert summarise({"bytes_read": 30}, {"bytes_read": 10}).bytes_read == 20  # of an image
+    text = {"bytes_read": 30, "tokens": 5}
+    assert summarise(text, {"bytes_read": 10, "tokens": 3}).bytes_read == 5  # of a token
+    assert summarise(text, {"tokens": 3}).bytes_read is None
 
 
-@pytest.mark.parametrize(
-    ("tokens", "sizes", "each"),
-    [((None, None), (30, 10), 20), ((5, 3), (30, 10), 5), ((5, 3), (30, None), None)],
-)
-def test_bytes_read_are_of_an_image_or_a_token(
-    tokens: tuple[int | None, ...], sizes: tuple[int | None, ...], each: float | None
-) -> None:
-    costs = [replace(COST, tokens=n, bytes_read=size) for n, size in zip(tokens, sizes, strict=True)]
-    assert summarise_memory(costs, SPEC, Budget.parse("0.8", SPEC), itemsize=2).bytes_read == each
-
-
-@pytest.mark.parametrize(
-    ("seconds", "mean", "median", "rate"),
-    [
-        ((5.0, 1.0, 3.0), 3.0, 3.0, 1 / 3),
-        ((10.0, 1.0, 2.0, 3.0), 4.0, 2.5, 1 / 4),
-        ((0.25,), 0.25, 0.25, 4.0),
-    ],
-)
-def test_latency(seconds: tuple[float, ...], mean: float, median: float, rate: float) -> None:
-    costs = [replace(COST, seconds=one, batch=4) for one in seconds]
-    latency = summarise_latency(costs)
-    assert latency.seconds_per_image == pytest.approx(mean)
-    assert latency.seconds_per_image_median == pytest.approx(median)
-    assert latency.images_per_second == pytest.approx(rate)
+def test_latency() -> None:
+    latency = summarise_latency([replace(COST, seconds=one, batch=4) for one in (10.0, 1.0, 2.0, 3.0)])
+    assert (latency.seconds_per_image, latency.seconds_per_image_median) == (4, 2.5)
+    assert latency.images_per_second == 1 / 4
     assert (latency.batch, latency.device) == (4, "cpu")
-    assert (latency.samples, latency.others, latency.mark) == (len(seconds), 0, "")
+    assert (latency.samples, latency.others, latency.mark) == (4, 0, "")
 
 
 @pytest.mark.parametrize(
