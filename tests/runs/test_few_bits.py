@@ -18,10 +18,8 @@ from kvbench.runs import execute, prepare
 from kvbench.runs.cache_plan import CachePlan
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
-from kvbench.runs.job_identity import identify
-from kvbench.runs.prepare import Calibrations
 from tests.support import fake_run
-from tests.support.fake_run import SPEC, Fake, images_of, job_in, open_folder
+from tests.support.fake_run import SPEC, Fake, job_in, open_folder
 
 ROTATED = StorageConfig("rotated", "rotated", before_rotation=False)
 
@@ -50,11 +48,11 @@ def test_storage_names_a_run_where_it_decides(tmp_path: Path) -> None:
     assert folder_of(job_of(tmp_path, cache_dtype="float32", storage=kivi)) == plain
     found = [
         folder_of(job_of(tmp_path, cache_dtype=dtype, storage=storage))
-        for dtype in ("int4", "int2", "fp8")
+        for dtype in ("int4", "fp8")
         for storage in (CHANNEL, kivi, CODEBOOKS)
     ]
-    assert found[6] == found[8]  # float8 has nothing to choose but the window and the rotation
-    assert len({plain, *found}) == 9
+    assert found[3] == found[5]  # float8 has nothing to choose but the window and the rotation
+    assert len({plain, *found}) == 6
     assert found[0].name.startswith("streaming_llm-0.5-int4-")
 
 
@@ -67,34 +65,21 @@ def test_bits_of_keys_and_values_name_a_run_once(tmp_path: Path) -> None:
     assert apart.startswith("streaming_llm-0.5-k3v4-")
     assert apart == name("int3", value_bits=4) == name("int8", key_bits=3, value_bits=4)
     assert apart != name("int3", key_bits=4)
-    assert len({name("int4", exempt=number) for number in (0, 1, 2)}) == 3
-
-
-def test_storage_is_identified_by_all_settings_but_bits(tmp_path: Path) -> None:
-    job = job_of(tmp_path, cache_dtype="int4", storage=StorageConfig(group=2))
-    job.model.load("cpu")
-    storage = identify(job, Calibrations()).storage
-    assert storage == {
-        "keys": "channel", "values": "token", "group": 2, "residual": 0, "before_rotation": True, "exempt": 0,
-        "codebooks": None,
-    }  # fmt: skip
+    settings: list[dict[str, Any]] = [
+        {}, {"exempt": 1}, {"group": 2}, {"residual": 4}, {"before_rotation": False}, {"values": "channel"},
+    ]  # fmt: skip
+    assert len({name("int4", **more) for more in settings}) == len(settings)
 
 
 def test_the_reference_stores_what_it_always_did(tmp_path: Path) -> None:
-    plain = execute.run(job_of(tmp_path))
-    few = execute.run(job_of(tmp_path, cache_dtype="int8"))
-    assert few.results.reference == plain.results.reference
-    assert few.results.memory.peak_tokens == plain.results.memory.peak_tokens
-    assert few.results.memory.sequence_bytes < plain.results.memory.sequence_bytes / 2
-
-
-def test_the_full_cache_in_few_bits_is_compared_with_the_full_cache(tmp_path: Path) -> None:
-    outcome = execute.run(job_of(tmp_path, method=Full(), method_name="full", cache_dtype="int2"))
-    assert outcome.folder.name.startswith("full-int2-")
-    assert not outcome.results.reference.startswith("full-int2-")
-    assert "psnr" in outcome.results.metrics
-    again = execute.run(job_of(tmp_path, method=Full(), method_name="full", cache_dtype="int2", batch_size=2))
-    assert again.reused
+    plain = execute.run(job_of(tmp_path)).results
+    few = execute.run(job_of(tmp_path, cache_dtype="int8")).results
+    full = execute.run(job_of(tmp_path, method=Full(), method_name="full", cache_dtype="int2")).results
+    assert few.reference == full.reference == plain.reference
+    assert full.run.startswith("full-int2-")
+    assert full.metrics["psnr"].n == 4
+    assert few.memory.peak_tokens == plain.memory.peak_tokens
+    assert few.memory.sequence_bytes < plain.memory.sequence_bytes / 2
 
 
 def test_codebooks_are_calibrated_once_and_belong_to_the_identity(tmp_path: Path) -> None:
@@ -104,23 +89,19 @@ def test_codebooks_are_calibrated_once_and_belong_to_the_identity(tmp_path: Path
     _, used = prepare.find_used_files(job)
     assert used == calibration
     written = calibration.stat().st_mtime_ns
-    images = images_of(first.folder)
     again = execute.run(job_of(tmp_path, cache_dtype="int3", storage=CODEBOOKS))
     assert calibration.stat().st_mtime_ns == written
     assert again.folder != first.folder
-    other = execute.run(job_of(tmp_path / "other", cache_dtype="int4", storage=CODEBOOKS))
-    assert (other.folder.name, images_of(other.folder)) == (first.folder.name, images)
 
 
 def test_a_budget_in_bytes_buys_more_tokens_in_fewer_bits(tmp_path: Path) -> None:
     held = []
-    for dtype in ("float16", "int8", "int4"):
+    for dtype in ("float16", "int4"):
         job = job_of(tmp_path, budget=0.5, budget_unit="bytes", cache_dtype=dtype, storage=CODEBOOKS)
-        outcome = execute.run(job)
-        memory = outcome.results.memory
+        memory = execute.run(job).results.memory
         assert memory.sequence_bytes <= memory.budget_bytes
         held.append(memory.peak_tokens)
-    assert held[0] < held[1] <= held[2]
+    assert held[0] < held[1]
 
 
 def test_exempt_layers_allow_what_fits_although_it_is_not_sure_to(tmp_path: Path) -> None:
@@ -137,19 +118,15 @@ def test_exempt_layers_allow_what_fits_although_it_is_not_sure_to(tmp_path: Path
 @pytest.mark.parametrize(
     ("dtype", "storage", "told"),
     [
-        ("int4", {"key_bits": 16, "value_bits": 16}, "nothing is quantised; set cache_dtype=auto"),
+        ("int4", {"key_bits": 16, "value_bits": 16}, "set cache_dtype=auto"),
         ("int4", {"keys": "rotated"}, "storage.keys=rotated: .*; set storage.before_rotation=false"),
-        ("int8", asdict(ROTATED), "storage.keys=rotated: codes have 4, 3, 2 bits, not the 8 of cache_dtype"),
-        ("int4", {**asdict(ROTATED), "value_bits": 8}, "storage.value_bits=8: .*rotated must be one of 16, 4, 3, 2"),
-        ("int4", {"key_bits": 5}, "storage.key_bits=5: with .*channel must be one of 16, 8, 4, 3, 2"),
-        ("int4", {"keys": "fp8", "key_bits": 4}, "storage.key_bits=4: with storage.keys=fp8 must be one of 8"),
+        ("int8", asdict(ROTATED), "storage.keys=rotated: .* 4, 3, 2 bits"),
+        ("int4", {"key_bits": 5}, "storage.key_bits=5: .* one of 16, 8, 4, 3, 2"),
         ("int4", {"key_bits": True}, "storage.key_bits=true: must be a whole number or null"),
         ("int4", {"exempt": -1}, "storage.exempt=-1: must be a whole number of at least 0"),
-        ("int4", {"exempt": None}, "storage.exempt=null: must be a whole number"),
-        ("auto", {"key_bits": 4}, "storage.key_bits=4: cache_dtype=auto stores no codes; set cache_dtype=int4"),
-        ("fp8", {"value_bits": 4}, "storage.value_bits=4: cache_dtype=fp8 stores no codes"),
+        ("auto", {"key_bits": 4}, "storage.key_bits=4: .*; set cache_dtype=int4"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_do_not_fit_together(
     tmp_path: Path, dtype: str, storage: dict[str, Any], told: str
 ) -> None:
@@ -157,9 +134,8 @@ def test_settings_that_do_not_fit_together(
         checked = StorageConfig(**check_part(storage, StorageConfig, "storage"))
         return job_of(tmp_path, cache_dtype=dtype, storage=checked).cache_plan
 
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=told):
         plan()
-    assert "\n" not in str(error.value)
 
 
 class Formed(StreamingLLM):
@@ -183,42 +159,23 @@ def test_a_method_with_forms_gets_codebooks_whatever_the_dtype(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"method": HardKV(sinks=1, merge="fixed")}, "low-bit values would be requantised"),
-        ({"model": Fake()}, "not a multiple of 8"),
-        ({"storage": replace(ROTATED, values="token")}, "8 channels of a head of fake is 8, .*; set storage.keys"),
-        ({"storage": replace(ROTATED, keys="token")}, "8 channels of a head of fake is 8, .*; set storage.values"),
-        ({"storage": StorageConfig(exempt=1)}, "all 2 layers of fake would stay in 16 bits; set at most 0"),
+        ({"method": HardKV(sinks=1, merge="fixed")}, "cache_dtype=int4: .* would be requantised"),
+        ({"model": Fake()}, "cache_dtype=int4: .*not a multiple of 8"),
+        ({"storage": replace(ROTATED, values="token")}, "is 8, .*; set storage.keys"),
+        ({"storage": StorageConfig(exempt=1)}, r"storage.exempt=1: .*; set at most 0"),
     ],
-    ids=["merging", "channels", "rotated keys", "rotated values", "layers"],
-)  # fmt: skip
+)
 def test_what_few_bits_cannot_do_is_refused(tmp_path: Path, more: dict[str, Any], told: str) -> None:
     job = replace(job_of(tmp_path, cache_dtype="int4", storage=more.pop("storage", CHANNEL)), **more)
-    with pytest.raises(ConfigError, match=rf"(cache_dtype=int4|storage\.\w+=\w+): .*{told}") as error:
+    with pytest.raises(ConfigError, match=told):
         check_job(job)
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "storage", "told"),
-    [
-        ("auto", ROTATED, True), ("fp8", ROTATED, True), ("fp8", StorageConfig(residual=4), False),
-        ("int4", StorageConfig(group=2), False), ("auto", CHANNEL, False),
-    ],
-)  # fmt: skip
-def test_storage_without_effect_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str, storage: StorageConfig, told: bool
-) -> None:
-    check_job(job_of(tmp_path, cache_dtype=dtype, storage=storage))
-    assert ("some or all settings of storage have no effect" in caplog.text) == told
-
-
-def test_prompts_of_a_batch_change_nothing_but_rounding(tmp_path: Path) -> None:
-    runs = [
-        execute.run(job_of(tmp_path / str(size), cache_dtype="int4", batch_size=size)).folder
-        for size in (4, 1)
-    ]
-    first, other = (
-        {name: (folder / "images" / name).read_bytes() for name in images_of(folder)} for folder in runs
-    )
-    same = sum(first[name] == other[name] for name in first)
-    assert same >= len(first) - 1
+def test_storage_without_effect_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for dtype, storage, told in (
+        ("fp8", StorageConfig(residual=4), False),
+        ("int4", StorageConfig(group=2), False),
+        ("fp8", ROTATED, True),
+    ):
+        check_job(job_of(tmp_path, cache_dtype=dtype, storage=storage))
+        assert ("some or all settings of storage have no effect" in caplog.text) == told

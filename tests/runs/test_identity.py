@@ -69,12 +69,12 @@ def test_a_method_and_the_methods_in_it_have_a_revision_each() -> None:
     assert len({replace(IDENTITY, method=one).hash for one in raised}) == 3
 
 
-@pytest.mark.parametrize(
-    ("budget", "label"), [("128", "h2o-128"), (0.25, "h2o-0.25"), (1.0, "h2o-1"), ("1/3", "h2o-0.3333")]
-)
-def test_a_run_is_labelled_by_the_budget_that_was_given(budget: str | float, label: str) -> None:
-    spec = ModelSpec("text", 1, 1, 8, next_token(200, [100, 100]))
-    requested = Budget.parse(budget, spec)
-    settings = SimpleNamespace(cache_dtype="auto")
-    job = SimpleNamespace(method=H2O(), method_name="h2o", settings=settings, budget=requested)
-    assert make_label(job) == label  # type: ignore[arg-type]
+def test_a_run_is_labelled_by_the_budget_that_was_given() -> None:
+    spec, settings = (
+        ModelSpec("text", 1, 1, 8, next_token(200, [100, 100])),
+        SimpleNamespace(cache_dtype="auto"),
+    )
+    for budget, label in (("128", "h2o-128"), (0.25, "h2o-0.25"), (1.0, "h2o-1"), ("1/3", "h2o-0.3333")):
+        requested = Budget.parse(budget, spec)
+        job = SimpleNamespace(method=H2O(), method_name="h2o", settings=settings, budget=requested)
+        assert make_label(job) == label  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Protected prompts at budgets below the room for prompts: a run counts the tokens of its own."""
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from kvbench.methods.lazy_eviction import LazyEviction
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.methods.triattention import TriAttention
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from kvbench.runs.check import check_job
@@ -53,18 +51,15 @@ def read(folder: Path) -> list[dict[str, object]]:
     ]
 
 
-@pytest.mark.parametrize("method", [StreamingLLM, H2O, TriAttention])
-def test_a_run_is_the_same_in_a_room_above_its_budget(
-    method: type[StreamingLLM | H2O | TriAttention], tmp_path: Path
-) -> None:
-    exact = execute.run(job(tmp_path / "exact", method(sinks=1), room=4))  # of the longest prompt
-    found = execute.run(job(tmp_path / "found", method(sinks=1)))
+def test_a_run_is_the_same_in_a_room_above_its_budget(tmp_path: Path) -> None:
+    exact = execute.run(job(tmp_path / "exact", H2O(sinks=1), room=4))  # of the longest prompt
+    found = execute.run(job(tmp_path / "found", H2O(sinks=1)))
     assert read(found.folder) == read(exact.folder)
     assert found.results.memory.peak_tokens == found.results.memory.budget_tokens == BUDGET
     retention = [json.loads((one.folder / "retention.json").read_text()) for one in (found, exact)]
     assert retention[0] == retention[1]
     assert retention[0]["kept"][0][0][0] == 1  # the prompts
-    fewer = replace(job(tmp_path / "found", method(sinks=1)), prompts=PROMPTS[:3])
+    fewer = replace(job(tmp_path / "found", H2O(sinks=1)), prompts=PROMPTS[:3])
     assert "taken" not in json.loads((execute.run(fewer).folder / "provenance.json").read_text())
 
 
@@ -85,6 +80,7 @@ def test_a_prompt_above_the_budget_is_named_before_any_work(tmp_path: Path) -> N
 def test_the_longest_prompt_has_the_most_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the most characters: a token is a vowel here."""
     one = job(tmp_path, StreamingLLM(sinks=1))
+    assert replace(one, method=Full()).longest is None
     prompts = [Prompt(0, "rhythms of crypts"), Prompt(1, "aerie"), Prompt(2, "queue")]
 
     def count(_: object, texts: list[str]) -> list[int]:
@@ -102,32 +98,17 @@ def test_padding_that_counts_and_bytes_need_the_whole_room(more: dict[str, Any],
         check_job(job(tmp_path, H2O(sinks=1), **more))
 
 
-def test_prompts_are_counted_only_where_the_room_does_not_fit(tmp_path: Path) -> None:
-    for method, budget in ((H2O(sinks=1), ROOM), (H2O(sinks=0), BUDGET), (Full(), 1)):
-        assert job(tmp_path, method, budget=budget).longest is None
-    assert job(tmp_path, H2O(sinks=1)).longest == (PROMPTS[1], 4)
-
-
 def test_windows_of_images_on_texts_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     grid: dict[str, object] = {"queries": "grid", "window": 16}
-    wrapped = {"base": grid}
-    cases: list[tuple[dict[str, object], str, str | None, bool]] = [
-        (grid, "grid", None, True),
-        (wrapped, "grid", None, True),
-        ({"queries": "last"}, "grid", None, False),
-        (grid, "last", None, False),  # the method's own setting
-        (grid, "grid", "image", False),  # the model's file says so
-    ]
-    for method, windows, default, expected in cases:
-        one = job(tmp_path, SnapKV(sinks=0), settings={})
-        one.model.default_windows = default
-        config = {**one.config, "method": method, "windows": {"queries": windows}}
-        with caplog.at_level(logging.WARNING):
-            check_job(replace(one, config=config))
-        assert (
-            "method=streaming_llm has windows of images on texts of small: windows=text" in caplog.text
-        ) == expected
+
+    def is_noted(one: Job, method: dict[str, object], windows: str) -> bool:
         caplog.clear()
-    image = job_in(tmp_path, config={"method": grid, "windows": {"queries": "grid"}})
-    check_job(image)
-    assert caplog.text == ""
+        check_job(replace(one, config={**one.config, "method": method, "windows": {"queries": windows}}))
+        return "method=streaming_llm has windows of images on texts of small: windows=text" in caplog.text
+
+    one = job(tmp_path, SnapKV(sinks=0))
+    assert is_noted(one, {"base": grid}, "grid")
+    assert not is_noted(one, grid, "last")  # the method's own setting
+    assert not is_noted(job_in(tmp_path), grid, "grid")
+    one.model.default_windows = "image"  # the model's file says so
+    assert not is_noted(one, grid, "grid")
