@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,17 +39,8 @@ CAPTIONS = ["a red circle", "two blue squares above a green triangle"]
 CLASSES = ["3", "7"]
 
 
-def read_example() -> ModuleType:
-    """The file that users copy, imported from where it lies."""
-    spec = spec_from_file_location("kvbench_policy", ROOT / "docs" / "examples" / "kvbench_policy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-EXAMPLE = read_example()
+EXAMPLE = SimpleNamespace(**run_path(str(ROOT / "docs" / "examples" / "kvbench_policy.py")))
+"""The file that users copy, read where it lies."""
 
 
 @lru_cache

@@ -5,12 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from docs.generator.__main__ import find_faults
-from docs.generator.baselines import make_table
-from docs.generator.lists import MADE, update_page
+from docs.generator.choices import read_choice
+from docs.generator.figures import read_points
+from docs.generator.lists import MADE
 from kvbench.cli.tasks.table import TASKS
-from kvbench.report.papers.published import PublishedRow, PublishedTable
 from tests.support.places import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -43,28 +44,6 @@ def test_the_help_lists_every_task() -> None:
     assert sorted(listed) == sorted({*TASKS, "work", "status"})
 
 
-def test_published_scores_have_a_row_for_each_source_and_ours_stay() -> None:
-    def draw(prompts: str, **cells: str | None) -> PublishedRow:
-        return PublishedRow({"prompts._target_": (f"kvbench.prompts.{prompts}",)}, cells)
-
-    models = {
-        "var (a)": (draw("Coco", fid="3.50", psnr=None), draw("Dpg", dpg="71")),
-        "emu (b)": (draw("Dpg", dpg="80.1"),),
-        "var (b)": (draw("Coco", fid="3.4"),),
-    }
-    table = PublishedTable("t", "", "", "", (), (), models, sources={"a": "A", "b": "B, 2 runs"})
-    written = "| `var` | ours | 3.6 | - |"
-    assert make_table(table, f"| model | full cache, by |\n{written}").splitlines() == [
-        "| model | full cache, by | Coco: `fid` | Dpg: `dpg` |",
-        "| --- | --- | --- | --- |",
-        "| `var` | a: A | 3.50 | 71 |",
-        "| `var` | b: B, 2 runs | 3.4 | - |",
-        written,
-        "| `emu` | b: B, 2 runs | - | 80.1 |",
-        "| `emu` | ours | - | - |",
-    ]
-
-
 def test_pages_of_results_have_a_file_for_each_table_and_a_table_for_each_file() -> None:
     texts = {page: page.read_text() for page in RESULTS.glob("*.md")}
     assert [page for page, text in texts.items() if re.search(r"^\|", MADE.sub("", text), re.MULTILINE)] == []
@@ -73,41 +52,9 @@ def test_pages_of_results_have_a_file_for_each_table_and_a_table_for_each_file()
         assert sorted(shown) == sorted((RESULTS / "data" / page.stem).glob("*.csv"))
 
 
-def test_a_table_is_what_its_file_says(tmp_path: Path) -> None:
-    file, page = tmp_path / "docs/results/data/one.csv", "docs/results/page.md"
-    file.parent.mkdir(parents=True)
-    file.write_text('method,a\n"x, y",**1 [0| 2]**\n')
-    mark = "<!-- made by `make docs` from data/one.csv -->"
-    text = f"a\n\n{mark}\n\n| old |\n\n<!-- end -->\n\nb\n"
-    table = "| method | a |\n| --- | --- |\n| x, y | **1 [0\\| 2]** |"
-    assert update_page(tmp_path, page, text) == f"a\n\n{mark}\n\n{table}\n\n<!-- end -->\n\nb\n"
-    file.write_text("method,a\nx\n")
-    with pytest.raises(ValueError, match=r"one\.csv"):
-        update_page(tmp_path, page, text)
-
-
 def test_every_method_names_its_paper() -> None:
     text = (ROOT / "docs" / "methods.md").read_text()
     assert re.findall(r"^\| \[`(\w+)`\].*\|\s*\|$", text, re.MULTILINE) == []
-
-
-def test_a_list_is_replaced_and_names_papers(tmp_path: Path) -> None:
-    for folder in ("docs", "conf/method"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "conf" / "method" / "full.yaml").write_text(
-        "# Everything. [Paper, arXiv:0000.00000]\n_target_: a.B\n"
-    )
-    row = "| [`full`](../conf/method/full.yaml) | old | cache |  | scales | old |"
-    gone = row.replace("full", "gone")
-    mark = "<!-- made by `make docs` from conf -->"
-    text = f"before\n\n{mark}\n\n{gone}\n{row}\n\n<!-- end -->\n\nafter\n"
-    text = update_page(tmp_path, "docs/methods.md", text)
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "| Everything. |" in text
-    assert "| Paper, arXiv:0000.00000 |" in text
-    assert "gone" not in text
-    assert "old" not in text
 
 
 def test_the_interface_lists_the_modules_that_it_documents() -> None:
@@ -115,3 +62,25 @@ def test_the_interface_lists_the_modules_that_it_documents() -> None:
     documented = re.findall(r"automodule:: ([\w.]+)", text)
     assert documented
     assert re.findall(r"^\| \[`([\w.]+)`\]", text, re.MULTILINE) == documented
+
+
+def test_values_are_those_that_yaml_reads() -> None:
+    for path in (ROOT / "conf" / "method").rglob("*.yaml"):
+        values, files = {}, [path]
+        for file in files:
+            own = yaml.safe_load(file.read_text())
+            bases = [one for one in own.pop("defaults", ()) if isinstance(one, str) and one.count("/") == 1]
+            files += [ROOT / "conf" / base.replace("@_here_", ".yaml").strip("/") for base in bases]
+            values |= {key: value for key, value in own.items() if key[0] != "_"}
+        assert {key: yaml.safe_load(value) for key, value in read_choice(path).values.items()} == values, path
+
+
+def test_points_of_a_figure_are_cells_of_its_table() -> None:
+    rows = [
+        ("method", "peak %", "psnr ↑"),
+        ("random", "20.00", "**35.28 [35.01, 35.55]**"),
+        ("hack", "4.00", "29.77 [29.41, 30.10]"),
+        ("random", "4.00", "-0.50 [-0.75, -0.25]"),
+    ]
+    drawn = {name: points for name, points in read_points(rows, "psnr ↑").items() if points}
+    assert drawn == {"random": [(0.04, -0.5, -0.75, -0.25), (0.2, 35.28, 35.01, 35.55)]}

@@ -21,38 +21,34 @@ SPEC = ModelSpec("small", 3, 2, 8, next_scale([(1, 1), (2, 2), (3, 3), (5, 5), (
 PAGES = (*list_pages(), "CHANGELOG.md")
 PLACEHOLDERS = ("x", "<name>")
 """Placeholders for names of the reader's own files."""
-
-
 ENTRY_POINTS = {"kvbench.plugins", "kvbench.samples"}
 """Groups of entry points."""
-
-
-def list_written() -> set[str]:
-    """Files that a page tells its reader to write."""
-    return {
-        block.what
-        for page in PAGES
-        for block in read_blocks((ROOT / page).read_text())
-        if block.mark == "file"
-    }
+TERMS = dict(re.findall(r"^## (.+)\n\n(.+)$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE))
+WRITTEN = {
+    block.what for page in PAGES for block in read_blocks((ROOT / page).read_text()) if block.mark == "file"
+}
+"""Files that a page tells its reader to write."""
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_and_modules_that_a_page_names_exist(root: Path, page: str) -> None:
-    text, written = (root / page).read_text(), list_written()
+    text = (root / page).read_text()
     ignored = re.findall(r"^/?(\w+)/$", (root / ".gitignore").read_text(), re.MULTILINE)
     shipped = [path.name for path in root.iterdir() if path.is_dir() and path.name not in ignored]
     folders = "|".join(name for name in shipped if name[0] not in "._")
     named = {root / path for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text)}
     linked = {(root / page).parent / path for path in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)}
-    made = {root / path for path in written} | {root / "build" / "docs" / "html"}
+    made = {root / path for path in WRITTEN} | {root / "build" / "docs" / "html"}
     missing = [path for path in named | linked if not path.exists() and path.stem not in PLACEHOLDERS]
     assert [path for path in missing if path not in made] == []
     modules = set(re.findall(r"\bkvbench(?:\.[a-z_]+)+", text)) - ENTRY_POINTS
     own = {
-        re.sub(r"^(?!kvbench/)", "kvbench/", path).removesuffix(".py").replace("/", ".") for path in written
+        re.sub(r"^(?!kvbench/)", "kvbench/", path).removesuffix(".py").replace("/", ".") for path in WRITTEN
     }
     assert [module for module in modules - own if not locate(module)] == []
+    anchors = {term.lower().replace(" ", "-") for term in TERMS}
+    terms = re.findall(r"\]\((?:docs/)?glossary\.md#([\w-]+)\)", text)
+    assert [term for term in terms if term not in anchors] == []
 
 
 def locate(name: str) -> bool:
@@ -110,6 +106,12 @@ def pair_figures(cell: str) -> Iterator[tuple[str, str]]:
         else:
             names = [name] if ended else [*names, name]
         ended = bool(figure)
+
+
+def test_terms_of_the_glossary_are_sorted_and_have_one_sentence_each() -> None:
+    assert len(TERMS) >= 40
+    assert list(TERMS) == sorted(TERMS, key=str.lower)
+    assert [term for term, text in TERMS.items() if not re.fullmatch(r"[A-Z](?!.*[.!?]\s).*\.", text)] == []
 
 
 def test_the_readme_is_short() -> None:

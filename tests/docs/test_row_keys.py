@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.support.build import composed
 from benchmarks.support.jobs import make_job
-from kvbench.report.row_keys import SUFFIX, pick_keys, write_keys
+from kvbench.report.row_keys import SUFFIX, pick_keys
 from tests.support.places import ROOT
 
 DATA = ROOT / "docs" / "results" / "data"
@@ -48,21 +47,3 @@ def test_every_table_has_keys_or_is_listed_as_without() -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_rows_compose_to_what_they_were(name: str) -> None:
     assert [change for entry in read_keys(DATA / name) for change in find_changes(entry)] == []
-
-
-def test_a_row_whose_default_moved_is_named(tmp_path: Path) -> None:
-    """As when models got windows of their own."""
-    overrides, plain = ["model=smollm2_135m", "method=snapkv"], ["method=h2o"]
-    rows = [("snapkv", overrides, composed([*overrides, "windows=image"])), ("h2o", plain, composed(plain))]
-    assert write_keys(tmp_path / "one.csv", rows) == tmp_path / "one.keys.jsonl"
-    moved, same = read_keys(tmp_path / "one.csv")
-    assert find_changes(same) == []
-    assert find_changes(moved) == [
-        "snapkv: method.group was mean, is max",
-        "snapkv: method.kernel was 5, is 7",
-        "snapkv: method.queries was grid, is last",
-        "snapkv: method.softmax was all, is prefix",
-        "snapkv: method.window was 16, is 8",
-    ]
-    del moved["keys"]["method"]["window"]
-    assert "snapkv: method.window was None, is 8" in find_changes(moved)

@@ -1,7 +1,6 @@
 """The site: it builds without a warning, links have targets, and every method has its page."""
 
 import os
-import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -28,23 +27,6 @@ class Page(HTMLParser):
                 self.anchors.add(value)
             if name in ("href", "src") and value:
                 self.links.append(value)
-
-
-def test_paired_differences_fold_and_figures_have_twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sphinx")
-    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the configuration adds
-    adapt = runpy.run_path(str(ROOT / "docs" / "conf.py"))["adapt"]
-    table = "| method | psnr |\n| --- | --- |\n| swa | 1 |\n| h2o | 2 |"
-    mark, end = "<!-- made by `make docs` from data/tiny/{}.csv -->\n\n", "\n\n<!-- end -->"
-    plain, less = mark.format("prices") + table + end, mark.format("prices_less_swa")
-    folded = f"{less}<details><summary>2 rows</summary>\n\n{table}\n\n</details>{end}"
-    assert adapt(f"{plain}\n\n{less}{table}{end}") == f"{plain}\n\n{folded}"
-    shown = adapt("![a](../docs/images/rooms.svg)")
-    assert (
-        shown == "![a](../docs/images/rooms.svg){.only-light}![a](../docs/images/rooms-dark.svg){.only-dark}"
-    )
-    drawn = {path.stem for path in (ROOT / "docs" / "images").glob("*.svg")}
-    assert {f"{name}-dark" for name in drawn if not name.endswith("-dark")} <= drawn
 
 
 @pytest.mark.slow
