@@ -9,7 +9,7 @@ import hydra
 import numpy as np
 import pytest
 
-from benchmarks import engine, kernels
+from benchmarks import engine
 from benchmarks.__main__ import PROGRAMS, main
 from benchmarks.support import build, floors
 from benchmarks.support import plain_loop as plain
@@ -56,12 +56,8 @@ def output(program: str, folder: Path, *arguments: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("choices", TOGETHER, ids=" ".join)
 def test_configuration_is_the_one_hydra_makes(choices: list[str]) -> None:
-    overrides = [
-        *choices,
-        "budget=0.25",
-        "sinks=2",
-        *(["prompts.path=x.txt"] if {"prompts=file", "prompts=ruler"} & {*choices} else []),
-    ]
+    overrides = [*choices, "budget=0.25", "sinks=2"]
+    overrides += ["prompts.path=x.txt"] if {"prompts=file", "prompts=ruler"} & {*choices} else []
     with hydra_of_kvbench():
         expected = read_values(hydra.compose("config", [*overrides, *find_model_choices(overrides)]))
     found = build.composed(overrides)
@@ -81,9 +77,6 @@ def test_every_program_is_listed_and_describes_its_options(capsys: pytest.Captur
             main([name, "--help"])
         assert end.value.code == 0
         assert f"usage: python -m benchmarks {name}" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["layouts"])
-    assert "choose from" in capsys.readouterr().err
 
 
 def test_runs_take_turns_and_warm_ups_do_not_count() -> None:
@@ -102,18 +95,10 @@ def test_runs_take_turns_and_warm_ups_do_not_count() -> None:
 
 
 def test_objects_are_built_and_wrong_names_told() -> None:
-    assert build.choices(["method=hack"]) == {
-        "model": "infinity_tiny", "method": "hack", "protect": "equal", "windows": "image",
-        "storage": "channel", "prompts": "scenes",
-    }  # fmt: skip
     values = build.composed(["model=infinity_2b", "model.weights=random", "method=heatkv", "sinks=4"])
     model, method = build.built(values["model"]), build.built(values["method"])
     assert isinstance(model, InfinityModel)
-    assert (model.weights, model.spec.layers, model.sources["text"].repo) == (
-        "random",
-        32,
-        "google/flan-t5-xl",
-    )
+    assert (model.weights, model.spec.layers) == ("random", 32)
     assert method == HeatKV(sinks=4)
     with pytest.raises(ValueError, match=r"model\.weight: no such key"):
         build.composed(["model.weight=random"])
@@ -121,29 +106,13 @@ def test_objects_are_built_and_wrong_names_told() -> None:
         build.composed(["method=heat"])
 
 
-@pytest.mark.parametrize(
-    ("budget", "whole", "last"), [("0.04", 0.42, 0.41), ("0.1", 0.47, 0.45), ("0.2", 0.56, 0.51)]
-)
-def test_share_of_operations(budget: str, whole: float, last: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_of_operations() -> None:
     spec = ModelSpec("infinity_2b", 32, 16, 128, next_scale([(side, side) for side in MEGAPIXEL]))
-    schedule, order = floors.heatkv(spec, Budget.parse(budget, spec), 3)
+    schedule, order = floors.heatkv(spec, Budget.parse("0.1", spec), 3)
     past = floors.past_tokens(spec, schedule)
     assert order == "published order of heads"
-    assert round(floors.share_of_full(spec, past), 2) == whole
-    assert round(floors.share_of_full(spec, past, slice(-1, None)), 2) == last
-    longest = (past.max(2) / past.mean(2).clip(1)).max()
-    assert 14 < longest < 16  # heads of one layer differ that much from their mean
-
-
-def test_rows_are_those_that_the_schedule_leaves_to_the_middle_layer() -> None:
-    spec = ModelSpec("small", 3, 4, 8, next_scale([(side, side) for side in range(1, 6)]))
-    schedule, _ = floors.heatkv(spec, Budget.parse("0.4", spec), 1)
-    for scale, past in enumerate(floors.past_tokens(spec, schedule)):
-        ragged, even = kernels.list_layouts(past, "cpu")
-        kept = np.repeat(~schedule.absent[scale, :scale, 1], spec.lengths[:scale], axis=0)
-        assert ragged.counts == tuple(kept.sum(0))
-        assert even.counts == (round(past.mean()),) * 4
-    assert len({tuple(layer) for layer in past}) == 3  # the layers differ
+    assert round(floors.share_of_full(spec, past), 2) == 0.47
+    assert round(floors.share_of_full(spec, past, slice(-1, None)), 2) == 0.45
 
 
 def test_operations_and_bytes_of_a_dense_attention() -> None:
@@ -157,19 +126,16 @@ def test_operations_and_bytes_of_a_dense_attention() -> None:
     assert work.bytes == 2 * sequences * 3 * dim * (2 * queries + 2 * keys)
 
 
-@pytest.mark.parametrize(
-    ("model", "family"), [("infinity_tiny", "next-scale"), ("llamagen_tiny", "next-token")]
-)
 def test_all_methods_of_the_family_are_timed_and_the_others_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: str, family: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(engine, "generate", lambda *_: 0)
-    main(["engine", "--model", model, "--budget", "0.5", "--repeats", "1", "--device", "cpu"])
+    main(["engine", "--model", "infinity_tiny", "--budget", "0.5", "--repeats", "1", "--device", "cpu"])
     lines = capsys.readouterr().out.splitlines()
     timed = {
         line.split()[0] for line in lines if re.search(r" +[\d.]+ +[\d.]+( +[\d.]+ to [\d.]+)?$", line)
     } - {"plain"}
-    assert timed - {*GUESTS} == {*methods_for(family)}
+    assert timed - {*GUESTS} == {*methods_for("next-scale")}
     refused = {line.split()[0] for line in lines if " is left out: method" in line}
     assert timed | refused == {*build.list_choices("method")}
     with pytest.raises(SystemExit, match="error: method=D2O: is for next-token models"):
@@ -188,8 +154,3 @@ def test_the_plain_loop_draws_the_engine_s_images_and_decodes_as_the_model_does(
     assert np.array_equal(ours, theirs)
     assert isinstance(loop._transformer.layers[0], plain.PlainBlock)
     assert not isinstance(model._transformer.layers[0], plain.PlainBlock)
-
-
-def test_a_model_without_scales_is_refused() -> None:
-    with pytest.raises(SystemExit, match="error: --model llamagen_tiny: has no scales"):
-        main(["kernels", "--model", "llamagen_tiny", "--device", "cpu"])

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -14,26 +15,19 @@ from benchmarks.gpu_steps import kernels
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Outcome, Skipped, run_cases
 from benchmarks.gpu_steps.generations import compare, measure_agreement, measure_psnr
 from benchmarks.gpu_steps.machine import list_cases
-from benchmarks.gpu_steps.timing import Span, find_idle, list_longest
+from benchmarks.gpu_steps.timing import find_idle
 from kvbench.models.outputs import Text
 from tests.support.places import ROOT
 from tests.support.triton_device import needs_loops
 
 
-def fail() -> Figures:
-    raise Failed("off by 3")
-
-
-def skip() -> Figures:
-    raise Skipped("one GPU")
-
-
-def break_down() -> Figures:
-    raise RuntimeError("illegal access\nmore")
-
-
 def test_a_case_that_fails_stops_no_other(tmp_path: Path) -> None:
-    cases = [Case("a", fail), Case("b", break_down), Case("c", skip), Case("d", lambda: {"error": 0.5})]
+    errors = {"a": Failed("off by 3"), "b": RuntimeError("illegal access\nmore"), "c": Skipped("one GPU")}
+
+    def end(name: str) -> Figures:
+        raise errors[name]
+
+    cases = [*(Case(name, partial(end, name)) for name in errors), Case("d", lambda: {"error": 0.5})]
     found = run_cases(iter(cases), tmp_path / "cases.json")
     assert [one.state for one in found] == ["FAIL", "FAIL", "SKIP", "PASS"]
     assert [one.reason for one in found] == ["off by 3", "RuntimeError: illegal access", "one GPU", ""]
@@ -58,11 +52,6 @@ def test_a_step_is_stopped_and_a_crash_is_told() -> None:
     assert gpu_check.call([sys.executable, "-c", ""], environment, 60) == ("", [])
 
 
-def test_no_step_begins_without_time() -> None:
-    step = gpu_check.conduct(STEPS["kernels"], "smallest", 0)
-    assert (step["state"], step["reason"]) == ("SKIP", "no time is left")
-
-
 @pytest.mark.slow
 def test_the_machine_is_described(tmp_path: Path) -> None:
     """The step compiles kernels, too, which `tests/kernels/test_compiled.py` does for all."""
@@ -85,11 +74,6 @@ def test_idle_time_is_what_no_span_covers() -> None:
     assert find_idle([(5, 6)]) == 0
     with pytest.raises(ValueError, match="nothing"):
         find_idle([])
-
-
-def test_kernels_are_listed_by_the_time_they_take_together() -> None:
-    spans = [Span(0, 2000, "a"), Span(0, 500, "b"), Span(9000, 12000, "c"), Span(0, 4000, "b")]
-    assert list_longest(spans, 2) == {"b": {"ms": 4.5, "runs": 2}, "c": {"ms": 3.0, "runs": 1}}
 
 
 def test_nearness_of_images_and_texts() -> None:

@@ -16,7 +16,7 @@ from kvbench.engine.schedule import build_schedule
 from kvbench.methods.shared.base import Method
 from tests.support.fake_device import CUDA, faked
 from tests.support.fake_models import loaded, prepared
-from tests.support.methods import KINDS, mark_by_kind, methods_for
+from tests.support.methods import mark_by_kind, methods_for
 
 MODELS = ("infinity_2b", "infinity_8b", "var_d30", "var_d36")
 
@@ -48,10 +48,6 @@ def test_a_generation_waits_for_nothing_but_its_checks(
     with mode:
         generated(model, chosen)
     assert gpu == {"text": int(name.startswith("infinity")), "finite": 1}
-
-
-def test_every_kind_is_a_method() -> None:
-    assert {*KINDS} <= {*methods_for("next-scale"), *methods_for("next-token")}
 
 
 @pytest.mark.usefixtures("undecided")

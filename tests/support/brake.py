@@ -11,8 +11,6 @@ import pytest
 
 LIMIT = 2.0
 """Seconds of processor that a fast test may take."""
-EXCUSED: dict[str, str] = {}
-"""Reasons by the names of fast tests that may take longer; at most ten."""
 SHARES: dict[str, float] = {
     "models": 0.22, "runs": 0.20, "methods": 0.20, "cli": 0.13, "kernels": 0.10, "eval": 0.08, "extras": 0.05,
     "report": 0.05, "engine": 0.05, "benchmarks": 0.04, "docs": 0.03, "cuda_shapes": 0.03, "dashboard": 0.02,
@@ -64,7 +62,7 @@ def find_faults(times: dict[str, float]) -> list[str]:
     faults = [
         f"{seconds:5.1f} s of at most {LIMIT:g}  {name}"
         for name, seconds in sorted(times.items(), key=lambda one: -one[1])
-        if seconds > LIMIT and name.partition("[")[0] not in EXCUSED
+        if seconds > LIMIT
     ]
     rooms: dict[str, float] = defaultdict(float)
     for name, seconds in times.items():
