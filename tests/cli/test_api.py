@@ -1,7 +1,6 @@
 """`kvbench.run` and `kvbench.compare`: the runs of the command line, numbers of their samples, errors in one line."""
 
 import doctest
-import re
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -114,56 +113,31 @@ def test_runs_at_other_budgets_have_no_partner(runs: list[kvbench.Run], folder: 
         kvbench.compare([*runs, other], to="random")
 
 
-def read_table(page: str) -> list[dict[str, str]]:
-    """The rows of a table in HTML, by its titles."""
-    rows = [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", page)]
-    titles, *cells = [[unescape(cell) for cell in row] for row in rows]
-    return [dict(zip(titles, row, strict=True)) for row in cells]
-
-
 def test_results_show_their_figures(runs: list[kvbench.Run]) -> None:
     compared = kvbench.compare(runs, to="random")
     for one, metrics in ((runs[1], runs[1].metrics), (compared, compared.differences[0].metrics)):
-        row = read_table(one._repr_html_())[0]
         for name, arrow in (("psnr", "↑"), ("lpips_scenes", "↓")):
+            value, digits = metrics[name].value, metrics[name].digits
             low, high = metrics[name].interval or (0, 0)
-            value, low, high = (
-                f"{number:.{metrics[name].digits}f}" for number in (metrics[name].value, low, high)
-            )
-            assert row[f"{name} {arrow}"] == f"{value} [{low}, {high}]"
-            assert row[f"{name} {arrow}"] in repr(one)
-    memory = runs[1].memory
-    assert read_table(runs[1]._repr_html_())[0]["peak"] == f"{100 * memory.peak:.2f} %"
-    assert str(runs[1].folder) in repr(runs[1])
-    assert len(repr(runs[1]).splitlines()) < 12
-    assert [row["run"] for row in read_table(compared._repr_html_())] == [one.results.run for one in runs[1:]]
-    assert runs[1].results.run not in repr(compared.differences[1])
+            figures = f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+            for shown in (unescape(one._repr_html_()), repr(one)):
+                assert f"{name} {arrow}" in shown
+                assert figures in shown
+    assert f"{100 * runs[1].memory.peak:.2f} %" in runs[1]._repr_html_()
 
 
 def test_figures_are_escaped_in_a_notebook() -> None:
     run = kvbench.Run(Path("<b>[bold]&"), made_up("random", 0.1, {}))
-    assert read_table(run._repr_html_())[0]["run"] == "random-0.1-0123456789"
     assert "<b>" not in run._repr_html_()
     assert "<b>[bold]&" in repr(run)
-
-
-def test_frames_are_pandas_too(runs: list[kvbench.Run]) -> None:
-    pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    frame = kvbench.compare(runs, to="random").frame
-    assert frame.to_pandas().set_index(["method", "metric"]).loc[("snapkv", "psnr"), "n"] == 4
-    assert runs[0].samples.to_pandas()["prompt"].tolist() == runs[0].samples["prompt"].to_list()
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
         ({"method": "heatkvv"}, "method=heatkvv: no such choice; did you mean heatkv? choose from"),
-        ({"budget": [0.1, 0.2]}, "budget=[0.1, 0.2]: must be a number or text"),
         ({"overrides": ["budget=0.1,0.2"]}, "budget=0.1,0.2: several values are a sweep"),
-        ({"prompts": {"count": 0}}, "prompts.count=0: must be at least 1"),
         ({"eval": "none", "task": "plan"}, "task=plan: kvbench.run generates and scores"),
-        ({"storage": "kivi"}, "storage: has no effect in 16 bits; set cache_dtype=int4"),
         ({"seed": {1}}, "seed: set is not a value of a setting"),
         ({"method": "snapkv", "budget": 1e-5}, "budget=1e-05: 1 sink scales need 1 of 255 tokens per head"),
         ({"prompts": "file", "prompts.path": "it's, [no].txt"}, "prompts.path=it's, [no].txt: cannot be read"),

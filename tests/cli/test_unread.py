@@ -13,36 +13,17 @@ from tests.support.places import ROOT
 
 REFUSED = """
 -m sweeps=budget,equal_bytes | sweeps=budget,equal_bytes: takes one value; start one command for each
--m sweep.name=a,b | sweep.name=a,b: takes one value
--m hydra/launcher=joblib,ray | hydra/launcher=joblib,ray: takes one value
--m runs_dir=a,b | runs_dir=a,b: takes one value
--m report.seeds=mean,each | report.seeds=mean,each: takes one value
 -m task=dashboard method=a,b | method=a,b: takes one value
 task=report method=heatkv | method: not read by task=report; leave it out; sweep.name= or work.folder= chooses
 -m task=report prompts.seed=4 | prompts.seed: not read by task=report
-task=report runs_dirs=[a,b] | runs_dirs: not read by task=report
-task=dashboard sweeps=budget | sweeps: not read by task=dashboard
-task=export budget=0.2 | budget: not read by task=export
-task=status seed=3 | seed: not read by task=status
-task=weights method@method.base=h2o | method: not read by task=weights
-task=train seed=3 | seed: not read by task=train
 task=calibrate seed=3 | seed: not read by task=calibrate; set calibrate.seed
 task=profile batch_size=4 | batch_size: not read by task=profile; set profile.batch_sizes
 task=plan plan.table=heatkv_table1 budget=0.1 | budget: not read by task=plan
 metric=psnr | metric: not read by task=run
-from=a/runs | from: not read by task=run
--m method=full,h2o work.workers=3 | work.workers: not read by task=run
 sweep.name=main | sweep.name: only for sweeps; add -m, or leave it out
 hydra.run.dir=x | hydra.run.dir: not read by kvbench; set runs_dir=
--m hydra.sweep.dir=x | hydra.sweep.dir: not read by kvbench; set runs_dir=
-hydra.output_subdir=x | hydra.output_subdir: not read by kvbench; every run folder
 +hydra.callbacks.x._target_=os.getcwd | hydra.callbacks.x._target_: not read by kvbench; write a logger
-~hydra.callbacks.summary | hydra.callbacks.summary: not read by kvbench
-hydra.mode=MULTIRUN | hydra.mode: not read by kvbench; add -m
 hydra.job.name=x | hydra.job.name: not read by kvbench; leave it out
--m hydra/sweeper=basic | hydra/sweeper: not read by kvbench; write lists
-hydra/launcher=joblib | hydra/launcher: only for sweeps; add -m
-hydra.launcher.n_jobs=2 | hydra.launcher.n_jobs: only for sweeps; add -m
 storage=kivi | storage: has no effect in 16 bits; set cache_dtype=int4, or leave it out
 -m storage=rotated,channel cache_dtype=auto,float16 | storage: has no effect in 16 bits
 """
@@ -51,22 +32,14 @@ READ = """
 -m cache_dtype=float16,int4 storage=rotated,channel
 -m method=pricekv beside.method=h2o beside.cache_dtype=int4 storage=kivi
 sweeps=full_bits storage=kivi
-sweeps=speed/heatkv_fig5 profile.batch_sizes=[2]
 task=report sweeps=speed/heatkv_fig5 profile.batch_sizes=[2] output=x
 task=work method=h2o work.do=pause work.workers=3 work.jitter=60
-task=status sweep.name=main
 task=export export.policy=x.safetensors method=heatkv budget=0.1
-task=plan plan.table=heatkv_table1 hydra.verbose=true
-task=train model=var_tiny train.seed=3 device=cpu
--m task=choose metric=psnr budget=0.1,0.2 margin=1
 task=check method=heatkv budget=0.1 eval=psnr seed=3 batch_size=2
-task=dashboard runs_dirs=[a] output=x sweep.name=main work.folder=y
 task=nope method=full
 hydra.searchpath=[file://x] hydra.verbose=true hydra/job_logging=none
--m hydra/launcher=joblib hydra.launcher.n_jobs=2 hydra.job.env_set.X=1
 hydra/launcher=ray --cfg hydra -p hydra.launcher
 task=work sweeps=budget hydra/launcher=joblib
-task=status hydra/launcher=joblib
 storage=kivi --cfg job
 """
 
