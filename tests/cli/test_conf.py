@@ -1,10 +1,6 @@
 """Every configuration file composes and builds its object; sweeps name what exists."""
 
-import json
-import logging
-import logging.config
-import sys
-from functools import cache
+import re
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,6 @@ from kvbench.cli.config.messages import check_arguments
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.shared.base import Method
 from kvbench.report.papers.comparison import BASELINE_METHODS
 from kvbench.report.papers.published import find
@@ -45,8 +40,8 @@ QUICK = {
     ("logger", "wandb"), ("train", "reasoner_tiny"),
 }  # fmt: skip
 """Files that `make test` composes, with those beside them."""
-SWEEPS, METHOD_SWEEPS = (
-    sorted(folder.glob("*.yaml")) for folder in (CONF / "sweeps", CONF / "sweeps/methods")
+SWEEPS, METHOD_SWEEPS, ALL_SWEEPS = (
+    sorted((CONF / "sweeps").glob(pattern)) for pattern in ("*.yaml", "methods/*.yaml", "**/*.yaml")
 )
 OWN = ("budget", "calibrations", "emu3_gen", "equal_bytes", "full_bits", "pricekv_prompts")
 """Sweeps of no paper's table."""
@@ -62,58 +57,33 @@ def composed(*overrides: str) -> DictConfig:
         return compose_job(list(overrides))[0]
 
 
-def read_sweep(path: Path) -> tuple[dict[str, str], str, str | None]:
-    """What a sweep's jobs differ by, the name of their model, and the table that the sweep prints."""
+def read_sweep(path: Path) -> tuple[dict[str, str], str]:
+    """What a sweep's jobs differ by, with those of the sweep that it takes the rest from, and the name of their model."""
     file = OmegaConf.load(path)
-    params = {key: str(value) for key, value in file.hydra.sweeper.params.items()}
-    models = [one["override /model"] for one in file.get("defaults", []) if "override /model" in one]
-    return params, params.get("model", models[0] if models else "infinity_tiny"), file.get("published")
+    entries = file.get("defaults", [])
+    bases = [CONF / "sweeps" / f"{one}.yaml" for one in entries if isinstance(one, str)]
+    params = {key: value for base in bases if base.is_file() for key, value in read_sweep(base)[0].items()}
+    params |= {key: str(value) for key, value in file.hydra.sweeper.params.items()}
+    models = [one["override /model"] for one in entries if "override /model" in one]
+    return params, params.get("model", models[0] if models else "infinity_tiny")
 
 
 def values(cfg: DictConfig) -> dict[str, object]:
     return dict(read_values(cfg))
 
 
-CAPTIONS = [{"image_id": number, "caption": "a dog"} for number in range(2)]
-COCO = json.dumps({"images": [{"id": 0}, {"id": 1}], "annotations": CAPTIONS})
-TAGGED = json.dumps({"tag": "single_object", "include": [{"class": "dog", "count": 1}], "prompt": "a dog"})
-ASKED = {"atom_count": 1, "vqa_list": [["Is there a dog?", "Yes"]], "skills": ["object"]}
-WRONG = {f"Incorrect Answer {number}": number for number in (1, 2, 3)}
-PROBLEMS = "".join(json.dumps({"problem": f"what is {n}?", "answer": n}) + "\n" for n in range(2))
-FILES: dict[str, tuple[int, str]] = {
-    **dict.fromkeys(("aime24", "aime25", "aime26", "hmmt25", "math500", "gsm8k", "umath"), (2, PROBLEMS)),
-    "file": (2, "a red circle\n\ntwo blue rings\n"),
-    "ruler": (1, json.dumps({"input": "Who? Those are", "outputs": ["Bo"]})),
-    "geneval": (4, TAGGED),
-    "parti": (1, "Prompt\tCategory\tChallenge\na dog\tAnimals\tBasic\n"),
-    "coco5k": (2, COCO),
-    "coco30k": (2, COCO),
-    "geneval2": (1, json.dumps({"prompt": "a dog", **ASKED})),
-    "unigenbench": (4, 'index,prompt_en,sub_dims_en\n1,a dog,"{}"\n'),
-    "oneig": (4, "category,id,prompt_en\nPortrait,000,a dog\n"),
-    "mjhq30k": (1, json.dumps({"a0": {"category": "animals", "prompt": "a dog"}})),
-    "imagereward": (10, json.dumps([{"id": "1", "prompt": "a dog"}])),
-    "gpqa_diamond": (1, json.dumps({"Question": "what?", "Correct Answer": 0, **WRONG})),
+PER_PROMPT = {"imagereward": 10, **dict.fromkeys(("dpg", "geneval", "oneig", "unigenbench"), 4)}
+"""Images of a prompt in the protocols of benchmarks."""
+MORE = {
+    ("prompts", "own"): ["prompts@prompts.of=scenes"],
+    ("prompts", "file"): ["prompts.path=my.txt"],
+    ("prompts", "ruler"): ["prompts.path=my.jsonl"],
+    ("model", "decoder"): [
+        "model.sources.weights.path=pkg://kvbench/assets/reasoner_tiny/model",
+        "model.name=decoder",
+    ],
 }
-"""Number of prompts and a small file of each set that reads one."""
-COUNTS = {name: count for name, (count, _) in FILES.items()} | {
-    "emoji_heldout": 104, "imagenet": 50_000, "imagenet50k": 50_000, "hpsv2": 4, "dpg": 4, "texts": 8, "passkey": 20,
-    "planted_facts": 20, **dict.fromkeys(("needles", "chains", "word_counts"), 20),
-}  # fmt: skip
-"""Prompts of the sets that have not 96."""
-
-
-def stand_in(choice: str, folder: Path) -> list[str]:
-    """Overrides that point a prompt set to a small file or folder of its kind."""
-    if choice in FILES:
-        (folder / "prompts").write_text(FILES[choice][1])
-        return [f"prompts.path={folder / 'prompts'}", *["prompts.count=2"] * (choice == "coco30k")]
-    if choice in ("hpsv2", "dpg"):
-        for style in ("anime", "concept-art", "paintings", "photo"):
-            (folder / f"{style}.json").write_text('["a dog"]')
-        (folder / "item.txt").write_text("a dog")
-        return [f"prompts.path={folder}"]
-    return ["prompts@prompts.of=scenes"] * (choice == "own")
+"""What a file leaves open."""
 
 
 @pytest.mark.parametrize(
@@ -123,10 +93,7 @@ def stand_in(choice: str, folder: Path) -> list[str]:
 )
 def test_every_file_builds_its_object(choices: list[tuple[str, str]], tmp_path: Path) -> None:
     task = "train" if "train" in dict(choices) else "run"
-    more = [word for group, choice in choices if group == "prompts" for word in stand_in(choice, tmp_path)]
-    if ("model", "decoder") in choices:  # its files give its shape
-        folder = "pkg://kvbench/assets/reasoner_tiny/model"
-        more += [f"model.sources.weights.path={folder}", "model.name=decoder"]
+    more = [word for choice in choices for word in MORE.get(choice, ())]
     if dict(choices).get("train", "").startswith("infinity_emoji"):
         more.append(f"train.pictures={tmp_path}")
     cfg = composed(*map("=".join, choices), f"task={task}", *more)
@@ -147,77 +114,45 @@ def check_object(group: str, choice: str, node: Any) -> None:
     elif group == "method":
         assert isinstance(instantiate(node), Method)
     elif group == "prompts":
-        source = instantiate(node)
-        prompts = source.load()
-        assert len(prompts) == COUNTS.get(choice, 96)
-        own = {prompt.text for prompt in prompts}
-        others = source.load_others(1, 0)
-        assert choice.startswith(("imagenet", "scene_classes")) or not own & {
-            prompt.text for prompt in others
-        }
+        assert getattr(instantiate(node), "per_prompt", 1) == PER_PROMPT.get(choice, 1)
     elif node is not None:
         instantiate(node)
 
 
-@pytest.mark.slow
-def test_a_terminal_breaks_logged_lines_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    with hydra_of_kvbench():
-        form = OmegaConf.to_container(compose_job([])[1].job_logging.formatters.simple)
-    formatter = logging.config.DictConfigurator({}).configure_formatter(form)  # type: ignore[attr-defined]
-    record = logging.makeLogRecord({"msg": "one two three /a/long/path"})
-    assert formatter.format(record) == record.msg
-    monkeypatch.setenv("COLUMNS", "10")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert formatter.format(record) == "one two\nthree\n/a/long/path"
-
-
-@cache
-def list_new_sweeps() -> set[Path]:
-    """The sweeps that set a key which none before them sets; keys of a method count by the methods, too."""
-    known, found = set[tuple[str, str]](), set[Path]()
-    for path in (*SWEEPS, *METHOD_SWEEPS):
-        params, _, _ = read_sweep(path)
-        methods = params.get("method", "")
-        keys = {(key, methods if key.startswith("method.") else "") for key in params}
-        if not keys <= known:
-            found.add(path)
-        known |= keys
-    return found
-
-
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("path", [*SWEEPS, *METHOD_SWEEPS], ids=lambda path: path.stem)
-def test_every_sweep_names_what_exists(path: Path, whole: bool) -> None:
-    """Its jobs compose and are valid; `make test` looks for files, and composes one of each where a key is new."""
-    params, _, _ = read_sweep(path)
-    shared = not any(key.startswith("method.") for key in params)
-    entries = [entry for entry in OmegaConf.load(path).get("defaults", []) if not isinstance(entry, str)]
-    for key, value in [*params.items(), *(pair for entry in entries for pair in entry.items())]:
-        folder = CONF / key.removeprefix("beside.").rpartition("/")[2]
-        if folder.is_dir():
-            names = value.strip("[]").split(",")
-            assert all((folder / f"{name}.yaml").is_file() for name in names), key
-            if key in params and shared and not whole and not value.startswith("["):
-                params[key] = names[0]
-    if whole or path in list_new_sweeps():
-        name = path.relative_to(CONF / "sweeps").with_suffix("")
-        assert (
-            check_arguments([f"sweeps={name}", *(f"{key}={value}" for key, value in params.items())]) is None
-        )
+def test_every_sweep_names_choices_that_exist() -> None:
+    for path in ALL_SWEEPS:
+        params, _ = read_sweep(path)
+        entries = [entry for entry in OmegaConf.load(path).get("defaults", []) if not isinstance(entry, str)]
+        for key, value in [*params.items(), *(pair for entry in entries for pair in entry.items())]:
+            folder = CONF / key.removeprefix("beside.").rpartition("/")[2]
+            names = re.findall(r"[\w/]+", str(value)) if folder.is_dir() else []
+            assert all((folder / f"{name}.yaml").is_file() for name in names), (path, key)
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in SWEEPS if path.stem not in OWN], ids=lambda path: path.stem
+    "path",
+    slow_except(lambda path: path.stem == "heatkv_table1", ALL_SWEEPS),
+    ids=lambda path: f"{path.parent.stem}/{path.stem}",
 )
-def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
-    params, _, published = read_sweep(path)
-    table = find(published)
-    assert table.name == path.stem
-    for key in table.keys:
-        swept = params.get(key.replace("latency.batch", "batch_size"), "").split(",")
-        if swept != [""] and key != "budget":
-            printed = {value for where in table.rows for value in where.get(key, swept)}
-            assert set(swept) - {*BASELINE_METHODS} <= printed
+def test_every_job_of_a_sweep_composes(path: Path) -> None:
+    name = path.relative_to(CONF / "sweeps").with_suffix("")
+    params, _ = read_sweep(path)
+    words = [f"{key}={value}" for key, value in params.items() if key != "cuda_graph"]  # an error on a CPU
+    assert check_arguments([f"sweeps={name}", *words]) is None
+
+
+def test_a_sweep_ends_with_the_table_it_is_named_after() -> None:
+    for path in SWEEPS:
+        if path.stem in OWN:
+            continue
+        params, _ = read_sweep(path)
+        table = find(OmegaConf.load(path).published)
+        assert table.name == path.stem
+        for key in table.keys:
+            swept = params.get(key.replace("latency.batch", "batch_size"), "").split(",")
+            if swept != [""] and key != "budget":
+                printed = {value for where in table.rows for value in where.get(key, swept)}
+                assert set(swept) - {*BASELINE_METHODS} <= printed, path
 
 
 QUALITY = {path.stem for path in SWEEPS} - {
@@ -226,38 +161,18 @@ QUALITY = {path.stem for path in SWEEPS} - {
 """Sweeps that compare the quality of methods; docs/reproduction.md and docs/tables.md say why the others do not."""
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> None:
-    params, model, _ = read_sweep(path)
-    methods = {name for key in ("method", "beside.method") for name in params.get(key, "").split(",")}
-    wanted = {*BASELINE_METHODS} if model.startswith(("infinity", "var")) else {"random"}
-    assert methods & {*BASELINE_METHODS} == (wanted if path.stem in QUALITY else set())
+def test_a_sweep_that_compares_quality_has_what_looks_at_nothing() -> None:
+    for path in SWEEPS:
+        params, model = read_sweep(path)
+        methods = {name for key in ("method", "beside.method") for name in params.get(key, "").split(",")}
+        wanted = {*BASELINE_METHODS} if model.startswith(("infinity", "var")) else {"random"}
+        assert methods & {*BASELINE_METHODS} == (wanted if path.stem in QUALITY else set()), path
 
 
-@pytest.mark.parametrize(
-    ("model", "sinks"), [("infinity_tiny", 1), ("infinity_2b", 3), ("infinity_8b", 3), ("var_d30", 2)]
-)
+@pytest.mark.parametrize(("model", "sinks"), [("infinity_2b", 3), ("var_d30", 2)])
 def test_sinks_come_from_the_model_unless_set(model: str, sinks: int) -> None:
-    method = instantiate(composed(f"model={model}", "method=heatkv").method)
-    assert isinstance(method, HeatKV)
-    assert method.sinks == sinks
-    assert instantiate(composed(f"model={model}", "method=heatkv", "sinks=2").method).sinks == 2
-
-
-def test_settings_hold_no_configuration_objects() -> None:
-    cfg = composed("shard.index=1", "shard.count=3", "plan.gpu_gib=24")
-    settings = Settings.of({**values(cfg), "runs_dir": "~/x"})
-    assert (settings.shard.index, settings.shard.count, settings.plan.gpu_gib) == (1, 3, 24)
-    assert settings.runs_dir == Path.home() / "x"
-
-
-def test_every_line_of_the_manual_says_what_it_is_for() -> None:
-    lines = (ROOT / "conf" / "config.yaml").read_text().split("hydra:\n")[0].splitlines()
-    settable = [
-        line for line in lines if ": " in line and not line.startswith(("#", "  - override", "  - _self_"))
-    ]
-    assert len(settable) > 20
-    assert [line for line in settable if "#" not in line] == []
+    for words, expected in (((), sinks), (("sinks=1",), 1)):
+        assert instantiate(composed(f"model={model}", "method=heatkv", *words).method).sinks == expected
 
 
 @pytest.mark.slow
@@ -274,7 +189,7 @@ def test_protect_says_who_keeps_the_leading_scales(protect: str, scorers: int, a
 
 @pytest.mark.parametrize(("protect", "h2o", "hard_kv"), [("equal", 2, 2), ("paper", 0, 2)])
 def test_protect_says_who_keeps_the_first_tokens(protect: str, h2o: int, hard_kv: int) -> None:
-    for name, tokens in {"h2o": h2o, "hard_kv": hard_kv, "random": h2o, "pricekv/blocks": h2o}.items():
+    for name, tokens in {"h2o": h2o, "hard_kv": hard_kv, "pricekv/blocks": h2o}.items():
         words = (f"method={name}", f"protect={protect}", "protect.leading=2")
         assert composed(*words, "model=reasoner_tiny").method.leading == tokens, name
 

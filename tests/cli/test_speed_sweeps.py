@@ -1,7 +1,7 @@
 """Sweeps of speed: their jobs are the rows of the published tables; one runs on a CPU and prints them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings, read_values
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.sweeps.sweeper import split_jobs
-from kvbench.report.papers.published import find, model_of
+from kvbench.report.papers.published import PublishedTable, find, model_of
 from kvbench.report.papers.speed import MEASURES
 from tests.support.command_line import Command
 from tests.support.places import ROOT
@@ -31,24 +31,23 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def compose_jobs(name: str) -> tuple[DictConfig, list[tuple[str, DictConfig]]]:
     """What a sweep's jobs share, and each job with the name of its method."""
+    found = []
     with hydra_of_kvbench():
         cfg = hydra.compose("config", overrides=[f"sweeps=speed/{name}"], return_hydra_config=True)
-        jobs = split_jobs(cfg.hydra.sweeper.params, [f"sweeps=speed/{name}"])
-        words = [[word for word in job if word != "cuda_graph=True"] for job in jobs]  # an error on a CPU
-        composed = [compose_job(job)[0] for job in words]
-        for job in composed:
+        for words in split_jobs(cfg.hydra.sweeper.params, [f"sweeps=speed/{name}"]):
+            job, _ = compose_job([word for word in words if word != "cuda_graph=True"])  # an error on a CPU
             read_settings(job)
-    methods = [next(word[7:] for word in job if word.startswith("method=")) for job in jobs]
-    for job, own in zip(composed, jobs, strict=True):
-        if "cuda_graph=True" in own:
-            job.cuda_graph = True
-    return cfg, list(zip(methods, composed, strict=True))
+            if "cuda_graph=True" in words:
+                job.cuda_graph = True
+            found.append((next(word[7:] for word in words if word.startswith("method=")), job))
+    return cfg, found
 
 
-def list_rows(name: str) -> list[Mapping[str, tuple[str, ...]]]:
-    """The rows of the published table that the jobs of a sweep match, with its own batch sizes."""
-    cfg, jobs = compose_jobs(name)
-    table, rows = find(cfg.published), []
+def list_rows(
+    table: PublishedTable, jobs: Sequence[tuple[str, DictConfig]]
+) -> list[Mapping[str, tuple[str, ...]]]:
+    """The rows of a published table that jobs match, with their own batch sizes."""
+    rows = []
     for method, job in jobs:
         values: Any = dict(read_values(job))
         spec = instantiate(job.model).spec
@@ -63,23 +62,14 @@ def list_rows(name: str) -> list[Mapping[str, tuple[str, ...]]]:
     return rows
 
 
-@pytest.mark.parametrize("name", [name for name in SWEEPS if name not in REAL])
-def test_every_sweep_runs_on_an_embedded_model_and_names_its_papers_models(name: str) -> None:
-    cfg, jobs = compose_jobs(name)
-    assert cfg.task == "profile"
-    assert set(find(cfg.published).metrics) & set(MEASURES)
-    assert all(job.model.name.endswith("_tiny") and not job.get("eval") for _, job in jobs)
-    assert [other for other in REAL if other.startswith(f"{name}_")]
-    assert any(method == "full" for method, _ in jobs) or cfg.profile.against_full
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_jobs_are_the_published_rows_of_their_model(name: str) -> None:
     cfg, jobs = compose_jobs(name)
     assert all(job.model.weights == "random" for _, job in jobs)
     [model] = {job.model.name for _, job in jobs}
-    found, table = list_rows(name), find(cfg.published)
+    table = find(cfg.published)
+    found = list_rows(table, jobs)
     wanted = [
         row.where
         for label, rows in table.models.items()
