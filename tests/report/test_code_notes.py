@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.report.code_notes import describe_digests, keep_newest, list_made, list_marks, name_code
+from kvbench.report.code_notes import describe_digests, keep_newest, list_made, name_code
 from kvbench.report.runs_table import make_rows
 from kvbench.report.seeds import combine_seeds, group_seeds
 from kvbench.runs.code import identify_engine, read_class
@@ -27,18 +27,6 @@ def make_run(seed: int, *, sha256: str = "", revision: int = 1, changes: str = "
     return made_up(
         "snapkv", 0.1, {"psnr": PSNR}, config=config, provenance=known, run=f"snapkv-{seed}-{sha256}"
     )
-
-
-def test_runs_of_other_code_are_not_joined_and_have_a_column(tmp_path: Path) -> None:
-    plain, edited = make_run(0), make_run(1, sha256="abcdef0123456789")
-    assert group_seeds([plain, edited]) == [[plain], [edited]]
-    assert group_seeds([plain, make_run(1)]) == [[plain, make_run(1)]]
-    assert combine_seeds([plain, edited], tmp_path) == [plain, edited]
-    assert [name_code(run) for run in (plain, edited)] == ["revision 1", "abcdef01"]
-    assert [row["code"] for row in make_rows([plain, edited])] == ["revision 1", "abcdef01"]
-    assert "code" not in make_rows([plain, make_run(1)])[0]
-    assert len(group_seeds([plain, make_run(1, revision=2)])) == 2
-    assert name_code(made_up("snapkv", 0.1, {})) == "-"
 
 
 def test_the_newest_code_of_equal_settings_stays() -> None:
@@ -73,23 +61,20 @@ def test_rows_say_which_is_the_code_of_now(tmp_path: Path, monkeypatch: pytest.M
     assert "own_snap" not in sys.modules
 
 
-def test_tables_without_times_have_no_note_on_times() -> None:
-    run = replace(make_run(0), latency=replace(make_run(0).latency, others=1))
-    [note] = list_marks([run], ())
-    assert note.startswith("~: ")
-    assert list_marks([run], (), peaks=False) == []
-
-
-def test_another_engine_is_no_seed_and_has_a_column_and_a_note() -> None:
-    ours, before = make_run(0, engine_sha256=identify_engine()), make_run(1, engine_sha256="0123456789")
+def test_runs_of_other_code_engine_or_calibration_are_not_joined_and_have_a_column(tmp_path: Path) -> None:
+    plain, edited = make_run(0), make_run(1, sha256="abcdef0123456789")
+    assert group_seeds([plain, edited]) == [[plain], [edited]]
+    assert group_seeds([plain, make_run(1)]) == [[plain, make_run(1)]]
+    assert combine_seeds([plain, edited], tmp_path) == [plain, edited]
+    assert [row["code"] for row in make_rows([plain, edited])] == ["revision 1", "abcdef01"]
+    assert len(group_seeds([plain, make_run(1, revision=2)])) == 2
+    assert name_code(made_up("snapkv", 0.1, {})) == "-"
+    now = identify_engine()
+    ours, before = make_run(0, engine_sha256=now), make_run(1, engine_sha256="0123456789")
     assert group_seeds([ours, before]) == [[ours], [before]]
-    assert [row["engine"] for row in make_rows([ours, before])] == [identify_engine()[:8], "01234567"]
+    assert [row["engine"] for row in make_rows([ours, before])] == [now[:8], "01234567"]
     assert describe_digests([ours, before]).startswith("1 of 2 runs: made by another engine")
-    assert "engine" not in make_rows([ours])[0]
     assert describe_digests([ours]) == ""
-
-
-def test_calibrations_of_one_name_with_other_numbers_have_a_column() -> None:
     runs = [make_run(seed, calibration="calibration-1", calibration_sha256=str(seed) * 64) for seed in (0, 1)]
     assert [row["calibration"] for row in make_rows(runs)] == ["00000000", "11111111"]
-    assert "calibration" not in make_rows([runs[0], make_run(1, calibration="calibration-2")])[0]
+    assert not {"code", "engine", "calibration"} & make_rows([ours, make_run(1)])[0].keys()
