@@ -22,32 +22,11 @@ def scored(tmp_path: Path) -> list[Results]:
     """Three calibrations of heatkv, and `random`."""
     rng = np.random.default_rng(0)
     base, runs = rng.normal(30, 3, COUNT), []
-    for number, (calibration, method) in enumerate(
-        [(1, "heatkv"), (2, "heatkv"), (3, "heatkv"), (None, "random")]
-    ):
+    for number, calibration in enumerate((1, 2, 3, None)):
         values = base + number + rng.normal(0, 0.5, COUNT)
+        method = "heatkv" if calibration else "random"
         runs.append(make_run(tmp_path, values, 0, method, calibration=calibration))
     return runs
-
-
-def test_partners_are_told_apart_by_their_settings() -> None:
-    config = {"model": {"name": "m"}, "cache_dtype": "auto", "noise": "stream"}
-    settings = {f"snapkv-0.1-{window}": {**config, "method": {"window": window}} for window in (8, 16)}
-    rivals = [made_up("snapkv", 0.1, {}, run=run, config=own) for run, own in settings.items()]
-    told = r"set it to one of snapkv-0.1-8 \(snapkv window=8\), snapkv-0.1-16 \(snapkv window=16\)$"
-    with pytest.raises(ConfigError, match=told):
-        find_pairs([made_up("h2o", 0.1, {}, config=config), *rivals], "snapkv")
-
-
-def test_methods_without_a_calibration_stand_beside(scored: list[Results], tmp_path: Path) -> None:
-    others = [
-        make_run(tmp_path, np.ones(COUNT), 0, "hackpp", calibration=1),
-        make_run(tmp_path, np.ones(COUNT), 0, "random", 0.2),
-        made_up("full", 1, {}),
-    ]
-    rows = combine_seeds([*scored, *others], tmp_path)
-    assert [run.method for run in choose_calibrated(rows)] == ["heatkv", "random"]
-    assert choose_calibrated(combine_seeds(scored[2:], tmp_path)) == []
 
 
 def test_a_row_has_the_mean_over_calibrations_and_their_spread(scored: list[Results], tmp_path: Path) -> None:
@@ -67,15 +46,25 @@ def test_a_row_has_the_mean_over_calibrations_and_their_spread(scored: list[Resu
     assert vars(difference["psnr"])["ci95"] == cross_runs(folders[:3], folders[3])["psnr"].mean.ci95
     [back] = make_calibration_rows(runs, tmp_path, "heatkv")
     assert vars(back["psnr"])["value"] == pytest.approx(-vars(difference["psnr"])["value"])
-    assert make_calibration_rows(runs, tmp_path, "h2o") == []
 
 
-def test_a_difference_is_to_one_row(scored: list[Results], tmp_path: Path) -> None:
+def test_differences_are_to_one_row_and_methods_without_a_calibration_stand_beside(
+    scored: list[Results], tmp_path: Path
+) -> None:
+    others = [
+        make_run(tmp_path, np.ones(COUNT), 0, "hackpp", calibration=1),
+        make_run(tmp_path, np.ones(COUNT), 0, "random", 0.2),
+        made_up("full", 1, {}),
+    ]
+    rows = combine_seeds([*scored, *others], tmp_path)
+    assert [run.method for run in choose_calibrated(rows)] == ["heatkv", "random"]
     base = scored[3]
     other = replace(base, config={**base.config, "batch_size": 4}, run="random-0.1-other")
-    runs = combine_seeds([*scored, other], tmp_path)
-    assert len(make_calibration_rows(runs, tmp_path)) == 3
-    assert make_calibration_rows(runs, tmp_path, "random") == []
+    rows = combine_seeds([*scored, other], tmp_path)
+    assert len(make_calibration_rows(rows, tmp_path)) == 3
+    assert make_calibration_rows(rows, tmp_path, "random") == []
+    with pytest.raises(ConfigError, match=r"set it to one of random-0\.1-0-None .*, random-0\.1-other "):
+        find_pairs([scored[0], base, other], "random")
 
 
 def test_tables_are_printed_and_written(scored: list[Results], tmp_path: Path) -> None:

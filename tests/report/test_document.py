@@ -12,7 +12,7 @@ from kvbench.report.ablations import find_ablations, make_ablation_rows
 from kvbench.report.document import write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.figures.lines import draw_latencies, read_profiles
-from kvbench.report.figures.method_styles import COUNT, METHODS, choose_styles
+from kvbench.report.figures.method_styles import METHODS, choose_styles
 from kvbench.report.figures.retention_plots import draw_retention, join_sources
 from kvbench.report.tables import find_best
 from kvbench.runs.generate.retention import Retention
@@ -26,10 +26,6 @@ def psnr(value: float) -> dict[str, Metric]:
     }
 
 
-def both(value: float, distance: float) -> dict[str, Metric]:
-    return {**psnr(value), "lpips": Metric(distance, "lower", n=4, evaluator="lpips")}
-
-
 def varied(value: float, seed: int = 0, count: int = 10, **settings: object) -> Results:
     config = {"model": {"name": "m"}, "method": {**settings}, "calibrate": {"count": count}, "seed": seed}
     name = "-".join(map(str, (value, seed, count, *settings.values())))
@@ -38,12 +34,11 @@ def varied(value: float, seed: int = 0, count: int = 10, **settings: object) -> 
 
 def test_the_best_is_the_best_of_those_that_compress_at_one_budget() -> None:
     values = ((30.0, 0.2), (31.0, 0.3), (99.0, 0.0), (20.0, 0.1), (31.001, 0.3), (5.0, 0.5))
-    rows = [both(*one) for one in values]
+    rows = [{**psnr(one), "lpips": Metric(other, "lower", n=4, evaluator="lpips")} for one, other in values]
     groups = [0.1, 0.1, None, 0.2, 0.1, 0.2]
     assert find_best(rows, groups) == {(1, "psnr"), (4, "psnr"), (0, "lpips"), (3, "psnr"), (3, "lpips")}
     assert find_best(rows[1:2], [0.1]) == set()
-    assert find_best([both(1.0, 0.1), both(1.0, 0.2)], [0, 0]) == {(0, "lpips")}
-    assert find_best([], []) == set()
+    assert find_best([rows[1], rows[4]], [0, 0]) == set()  # equal at the digits that are shown
 
 
 def test_an_ablation_is_of_one_setting() -> None:
@@ -71,13 +66,9 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
     mine = choose_styles(["mine"])["mine"]
     assert mine not in alone.values()
     assert choose_styles(["mine", *METHODS])["mine"] == mine
-    several = choose_styles(["heatkv 1", "heatkv 2", "mine", "snapkv, 10 %", "snapkv, 4 %", "yours"])
-    assert len(set(several.values())) == 6
-    assert several["heatkv 1"] == alone["heatkv"]
-    assert several["heatkv 2"][0] == alone["heatkv"][0]
-    assert several["snapkv, 10 %"] == alone["snapkv"]
-    many = choose_styles([f"heatkv {number}" for number in range(COUNT + 1)])
-    assert (len(many), len(set(many.values()))) == (COUNT + 1, COUNT)
+    several = choose_styles(["heatkv 1", "heatkv 2", "mine", "snapkv, 10 %", "snapkv, 4 %"])
+    assert len(set(several.values())) == 5
+    assert (several["heatkv 1"], several["heatkv 2"][0]) == (alone["heatkv"], alone["heatkv"][0])
 
 
 def make_retention(sources: int, prompt: bool = False) -> Retention:
@@ -91,7 +82,7 @@ def make_retention(sources: int, prompt: bool = False) -> Retention:
 
 @pytest.mark.parametrize(
     ("sources", "prompt", "count"),
-    [(4, False, 4), (31, False, 11), (31, True, 11), (13, True, 7), (1, True, 1)],
+    [(4, False, 4), (31, False, 11), (31, True, 11), (1, True, 1)],
 )
 def test_a_map_has_the_tokens_of_all_its_sources(sources: int, prompt: bool, count: int) -> None:
     retention = make_retention(sources, prompt)
@@ -124,17 +115,11 @@ def test_maps_show_layers_down_and_heads_across() -> None:
 
 
 def profile(status: str, method: str, *batches: int) -> str:
-    rows = [
-        {
-            "batch": n,
-            "cache": name,
-            "status": "ok",
-            "latency": {"median": n * scale, "p10": n / 2, "p90": 3.0 * n},
-        }
-        for n in batches
-        for name, scale in ((method, 1.0), ("full", 2.0))
-    ]
-    rows.append({"batch": 99, "cache": method, "status": "out of memory"})
+    rows: list[dict[str, object]] = [{"batch": 99, "cache": method, "status": "out of memory"}]
+    for n in batches:
+        for name, scale in ((method, 1.0), ("full", 2.0)):
+            latency = {"median": n * scale, "p10": n / 2, "p90": 3.0 * n}
+            rows.append({"batch": n, "cache": name, "status": "ok", "latency": latency})
     made = {"gpu": None, "cpu": "x86", "threads": 2}
     return json.dumps(
         {"status": status, "model": "m", "budget": {"fraction": 0.1}, "provenance": made, "rows": rows}
@@ -167,42 +152,28 @@ def test_latency_is_of_finished_profiles(tmp_path: Path) -> None:
         read_profiles(tmp_path)
 
 
-@pytest.mark.slow
-def test_figures_of_the_report_before_are_removed(tmp_path: Path) -> None:
-    for name in ("fidelity", "map-h2o-0.1", "mine"):
-        for end in ("png", "svg", "pdf"):
-            (tmp_path / f"{name}.{end}").touch()
-    run = varied(1)
-    write_report(tmp_path, [run], figures=[tmp_path / "fidelity.png", tmp_path / "map-h2o-0.1.png"])
-    write_report(tmp_path, [run], figures=[tmp_path / "fidelity.png"])
-    assert {path.stem for path in tmp_path.iterdir()} == {"fidelity", "mine", "report"}
-
-
 def test_figures_are_drawn_as_png_svg_and_pdf(tmp_path: Path) -> None:
-    runs = [
-        made_up(method, budget, psnr(30 + budget)) for method in ("heatkv", "swa") for budget in (0.1, 0.4)
-    ]
+    """Files of figures that were drawn before and cannot be now are removed, and no others."""
+    runs = [made_up(method, share, psnr(30 + share)) for method in ("heatkv", "swa") for share in (0.1, 0.4)]
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile" / "a.json").write_text(profile("done", "heatkv", 1, 2))
-    for run in runs:
-        folder = tmp_path / run.model / run.run
-        folder.mkdir(parents=True)
-        if run.method == "heatkv":
-            (folder / "retention.json").write_text(make_retention(5).to_json())
+    folder = tmp_path / runs[0].model / runs[0].run
+    folder.mkdir(parents=True)
+    (folder / "retention.json").write_text(make_retention(5).to_json())
     drawn, left_out = draw_figures(tmp_path, runs, tmp_path)
     assert left_out == []
-    assert [path.name for path in drawn] == [
-        "fidelity.png",
-        "latency.png",
-        "retention-heatkv-0.1-0123456789.png",
-    ]
-    (tmp_path / runs[0].model / runs[0].run / "retention.json").write_text("{}")
+    names = ["fidelity", "latency", "retention-heatkv-0.1-0123456789"]
+    assert [path.name for path in drawn] == [f"{name}.png" for name in names]
+    for path in drawn:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert all(mark in path.with_suffix(".svg").read_text() for mark in ("<svg", "</text>"))
+        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    (tmp_path / "mine.png").touch()
+    write_report(tmp_path, runs, figures=drawn)
+    (folder / "retention.json").write_text("{}")
     (tmp_path / "profile" / "a.json").write_text("{")
     again, left_out = draw_figures(tmp_path, runs, tmp_path)
     assert [path.name for path in again] == ["fidelity.png"]
     assert [line.partition(":")[0] for line in left_out] == ["latency", f"map of {runs[0].run}"]
-    for path in drawn:
-        assert path.read_bytes().startswith(b"\x89PNG")
-        assert "<svg" in path.with_suffix(".svg").read_text()
-        assert "</text>" in path.with_suffix(".svg").read_text()
-        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    write_report(tmp_path, runs, figures=again)
+    assert {path.stem for path in tmp_path.iterdir() if path.is_file()} == {"fidelity", "mine", "report"}
