@@ -1,19 +1,12 @@
 """The papers' memory columns: which follow from shapes, and under which reading; formulas against sums by hand."""
 
 from dataclasses import astuple
-from fractions import Fraction
 
-import hydra
 import pytest
-from hydra.utils import instantiate
 
-from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.methods.ams_kv import effective_capacities
-from kvbench.report.papers import memory, published
+from kvbench.report.papers import memory
 from kvbench.report.papers.printed import prints_as, rounding_interval
-from tests.support.published_rows import rows_of
-from tests.support.results import made_up
 from tests.support.texts import check_text
 
 
@@ -53,11 +46,6 @@ def test_a_model_that_is_not_there_is_left_out() -> None:
     assert memory.models("hackpp_table1") == ("infinity_2b", "infinity_8b", "hart")
 
 
-def test_capacities_are_the_last_scales_that_are_read() -> None:
-    assert effective_capacities(SPECS["infinity_2b"], 2) == (1605, 3909)
-    assert effective_capacities(SPECS["var_d36"], 2) == (329, 905)
-
-
 def test_operations_and_tokens_by_hand() -> None:
     """A token of LlamaGen XL: 128 prompts x 2 branches x 36 layers x 20 heads x 64 channels x 2 x 2 bytes."""
     spec = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3)]))
@@ -80,24 +68,3 @@ def test_how_a_number_was_printed(value: float, text: str, way: str | None) -> N
     assert prints_as(value, text) == way
     low, high = rounding_interval(text)
     assert (low <= value < high) == (way is not None)
-
-
-@pytest.mark.parametrize(("tokens", "row"), [(145, "1/4"), (97, "1/6"), (73, "1/8")])
-def test_budgets_are_image_tokens_and_the_class(tokens: int, row: str) -> None:
-    """1/4, 1/6 and 1/8 of 576, and one more, of the tokens that are cached before the last row."""
-    config = {"model": {"name": XL.name}}
-    run = made_up("headkv", float(Budget.parse(tokens, XL).fraction), {}, tokens=553, config=config)
-    for name in ("headkv_table2", "headkv_table3", "headkv_table4"):
-        table = published.find(name)
-        printed = {where["budget"][0] for where in table.rows}
-        found = [where["budget"] for where in rows_of(table, run)]
-        assert found == [(row,)] * (row in printed)
-
-
-@pytest.mark.parametrize("name", published.find("headkv_table1").budgets)
-def test_budgets_of_every_model_follow_from_its_shapes(name: str) -> None:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        spec = instantiate(hydra.compose("config", overrides=[f"model={name}"]).model).spec
-    for share, printed in published.find("headkv_table1").budgets[name].items():
-        tokens = int(Fraction(share) * spec.drawn_tokens) + spec.lengths[0]
-        assert float(printed) == pytest.approx(tokens / spec.cached_length, abs=5e-5)
