@@ -27,7 +27,6 @@ from tests.report.test_seeds import make_run
 from tests.support.texts import check_text
 
 BASE = np.array([20.0, 30.0, 25.0, 35.0, 22.0, 28.0])
-SHIFTS = {"heatkv": 3.0, "snapkv": 2.0, "random": 0.0}
 
 
 @pytest.fixture
@@ -35,25 +34,12 @@ def runs(tmp_path: Path) -> list[Results]:
     """Three methods at two budgets and two seeds; only at the larger one is the best better on every prompt."""
     noise = np.array([0.1, -0.1, 0.2, -0.2, 0.1, -0.1])
     made = [make_run(tmp_path, BASE, seed, "full", 1.0) for seed in (0, 1)]
-    for method, shift in SHIFTS.items():
+    for method, shift in (("heatkv", 3.0), ("snapkv", 2.0), ("random", 0.0)):
         for budget, spread in ((0.04, 60.0), (0.1, 1.0)):
             for seed in (0, 1):
                 values = BASE + seed + shift + spread * shift * np.roll(noise, 2 * seed)
                 made.append(make_run(tmp_path, values, seed, method, budget))
     return made
-
-
-def test_methods_by_budgets_with_significant_best_values(runs: list[Results], tmp_path: Path) -> None:
-    rows = combine_seeds(runs, tmp_path)
-    [table] = make_paper_tables(rows, tmp_path, ReportSettings())
-    assert table.columns == ["4 %", "10 %"]
-    assert table.rows == ["full", "heatkv", "random", "snapkv"]
-    assert table.cells["full", "psnr", None].value == pytest.approx(BASE.mean())
-    value = table.cells["heatkv", "psnr", "10 %"]
-    assert isinstance(value, MeanMetric)
-    assert (value.value, value.runs) == (pytest.approx(BASE.mean() + 3.5), 2)
-    assert [(row, column) for row, _, column in table.best] == [("heatkv", "10 %")]
-    assert table.caption.startswith("m, ?, n = 6 x 2. ± half of the 95 % interval, or its ends. Bold: ")
 
 
 def test_best_values_compete_at_one_seed_and_budget(runs: list[Results], tmp_path: Path) -> None:
@@ -91,8 +77,7 @@ def test_tables_of_every_layout(runs: list[Results], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "text"),
     [
-        (Metric(1.0, "higher", digits=0, ci95=(0.0, 1.0)), r"1\,{\scriptsize[0, 1]}"),
-        (Metric(-1.5, "higher", digits=1), "$-$1.5"),
+        (Metric(-1.0, "higher", digits=0, ci95=(-1.0, 1.0)), r"$-$1\,{\scriptsize[$-$1, 1]}"),
         (MeanMetric(1.0, "higher", digits=0, ci95=(-2.0, 4.0), df=2.25), r"1\,{\scriptsize$\pm$3$_{2.2}$}"),
         (
             MeanMetric(1.0, "higher", digits=0, ci95=(0.0, 2.0), df=9, prompts_only=True),
@@ -104,13 +89,6 @@ def test_tables_of_every_layout(runs: list[Results], tmp_path: Path) -> None:
 )
 def test_cells_in_latex(metric: Metric | None, text: str) -> None:
     assert write_cell(metric, choose_style([metric])) == text
-
-
-def test_columns_are_divided_where_they_do_not_fit() -> None:
-    widths = {"a": 8, "b": 6, **{str(number): 18 for number in range(5)}}
-    blocks = list(split_columns(widths, 2, 59))  # 14 + 18 + 18 letters, two after each column and one
-    assert blocks == [["a", "b", "0", "1"], ["a", "b", "2", "3"], ["a", "b", "4"]]
-    assert list(split_columns({"a": 8, "b": 200}, 1, 59)) == [["a", "b"]]
 
 
 def make_long_tables() -> list[str]:
@@ -153,49 +131,16 @@ def test_every_row_and_metric_of_a_divided_table_is_there() -> None:
     for name in ("full", *(f"critical\\_adakv base={number} norm" for number in range(40))):
         assert sum(body.count(f"\n{name}") for body in bodies) == len(bodies) / 2
     assert max(body.count(r"\\") for body in bodies) < 45
-
-
-needs_latex = pytest.mark.skipif(
-    shutil.which("pdflatex") is None, reason="pdflatex is not installed: texlive-latex-recommended"
-)
-
-
-def compile_latex(folder: Path, text: str, engine: str = "pdflatex") -> str:
-    """Compile a document in the article class and return the log."""
-    (folder / "tables.tex").write_text(text)
-    lines = [
-        r"\documentclass{article}",
-        r"\usepackage{booktabs,graphicx}",
-        r"\begin{document}",
-        r"\input{tables}",
-    ]
-    (folder / "page.tex").write_text("\n".join([*lines, r"\end{document}"]))
-    words = [engine, "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:]
-    return (folder / "page.log").read_text(errors="replace")
-
-
-LETTERS = "".join(map(chr, (*range(0xA0, 0x250), *range(0x370, 0x400), *range(0x2010, 0x2050))))
-HOSTILE = "红色的圆 \u0430\u05d0 🔴 a\nb\n\nc\u2028\x00\x1b[31m\x7f\x85\u202e\ue000 \\end{tabular} ${x} a|b % ^^M ~#&_"
+    widths = {"a": 8, "b": 6, **{str(number): 18 for number in range(5)}}
+    blocks = list(split_columns(widths, 2, 59))  # 14 + 18 + 18 letters, two after each column and one
+    assert blocks == [["a", "b", "0", "1"], ["a", "b", "2", "3"], ["a", "b", "4"]]
+    assert list(split_columns({"a": 8, "b": 200}, 1, 59)) == [["a", "b"]]
 
 
 def make_tables_of(texts: Sequence[str]) -> str:
     """Tables with texts as heads, cells and caption."""
     rows = [{text[:20]: text for text in texts}] * 2
     return join_latex([format_latex(rows, "; ".join(texts), "letters")])
-
-
-@needs_latex
-def test_latex_takes_every_letter(tmp_path: Path) -> None:
-    texts = [HOSTILE, *(LETTERS[start : start + 30] for start in range(0, len(LETTERS), 30))]
-    for place, text in enumerate((make_tables_of(texts[:1]), make_tables_of(texts[1:]))):
-        folder = tmp_path / str(place)
-        folder.mkdir()
-        compile_latex(folder, text)
-    compile_latex(folder, make_tables_of(["tau τ, é, ł"]))
-    lists = [{"sizes": text, "geneval[scenes]": "1"} for text in ("[1, 2]", "[3]")]
-    compile_latex(folder, format_latex(lists, "lines that begin with brackets", "brackets"))
 
 
 @pytest.mark.parametrize(
@@ -214,8 +159,29 @@ def test_letters_in_latex(text: str, written: str) -> None:
 
 
 @pytest.mark.slow
-@needs_latex
-def test_latex_compiles_within_the_page(tmp_path: Path) -> None:
-    log = compile_latex(tmp_path, join_latex(make_long_tables()))
+@pytest.mark.skipif(
+    shutil.which("pdflatex") is None, reason="pdflatex is not installed: texlive-latex-recommended"
+)
+def test_latex_takes_every_letter_and_stays_within_the_page(tmp_path: Path) -> None:
+    letters = "".join(map(chr, (*range(0xA0, 0x250), *range(0x370, 0x400), *range(0x2010, 0x2050))))
+    hostile = "红色的圆 \u0430\u05d0 🔴 a\nb\n\nc\u2028\x00\x1b[31m\x7f\x85\u202e\ue000 \\end{tabular} ${x} a|b % ^^M ~#&_"
+    lists = [{"sizes": text, "geneval[scenes]": "1"} for text in ("[1, 2]", "[3]")]
+    texts = (
+        make_tables_of([hostile]),
+        make_tables_of([letters[start : start + 30] for start in range(0, len(letters), 30)]),
+        make_tables_of(["tau τ, é, ł"]),
+        format_latex(lists, "lines that begin with brackets", "brackets"),
+        join_latex(make_long_tables()),
+    )
+    document = (
+        r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\input{tables}\end{document}"
+    )
+    (tmp_path / "page.tex").write_text(document)
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    for text in texts:
+        (tmp_path / "tables.tex").write_text(text)
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:]
+    log = (tmp_path / "page.log").read_text(errors="replace")
     assert "Overfull" not in log
     assert "Float too large" not in log
