@@ -55,8 +55,6 @@ CASES = """
 measured beside published, under its own name | heatkv_table1 | heatkv 0.1; full 1; newest 0.1
 methods without a paper come first at their budget | heatkv_table1 | \
     heatkv 0.1; random 0.1; first_scales 0.1; heatkv 0.2; random 0.2; first_scales 0.2; heatkv 0.3; random 0.3
-methods that no paper has beside settings that they lack | heatkv_table3b | \
-    heatkv 0.1 sinks=2; random 0.1 sinks=2; first_scales 0.1
 methods that no paper has beside what a method held, 2293 of 6425 tokens | ams_kv_table1 | \
     scale_groups 1 method.remove=local memory.peak_tokens=2293; random 0.3569; random 0.6627; random 0.3569 var_tiny
 two numbers of samples | heatkv_table1 | heatkv 0.1; heatkv 0.2 n=16
@@ -65,11 +63,9 @@ another noise | ams_kv_table1 | \
 no method of the table | ams_kv_table1 | random 0.3569
 a random choice beside full caches whatever it holds | reproduction | \
     full 1 infinity_2b GENEVAL; random 0.1 infinity_2b GENEVAL
-a budget that is used | heatkv_table1 | heatkv 0.1 memory.least_share=0.97
 one that was left unused is marked | heatkv_table1 | \
     heatkv 0.1 memory.least_share=0.97; heatkv 0.1 memory.least_share=0.969
 the paper's own model | heatkv_table1 | heatkv 650/6425 infinity_8b
-two models | heatkv_table1 | heatkv 0.1 infinity_8b; heatkv 0.1
 random weights | heatkv_table1 | heatkv 0.1 infinity_8b model.weights=random
 another detector | heatkv_table4 | heatkv 0.1
 full caches of a benchmark | reproduction | full 1 infinity_2b GENEVAL OFFICIAL
@@ -78,16 +74,10 @@ prompts of no benchmark | reproduction | full 1 infinity_2b
 settings of classes | reproduction_classes | \
     full 1 var_d30 CLASSES OFFICIAL model.sampling={"cfg":1.5,"top_k":900}; \
     full 1 var_d30 CLASSES OFFICIAL model.sampling={"cfg":2.0,"top_k":600}
-two models of classes | reproduction_classes | \
-    full 1 var_d16 CLASSES OFFICIAL model.sampling={"cfg":1.5,"top_k":900}; \
-    full 1 var_d30 CLASSES OFFICIAL model.sampling={"cfg":1.5,"top_k":900}
 no model of the table | reproduction_classes | full 1 var_tiny CLASSES
-random weights of classes | reproduction_classes | full 1 var_d30 CLASSES model.weights=random
 texts | reproduction_texts | \
     full 1 qwen3_8b AIME25 OFFICIAL model.max_tokens=38912 model.sampling={"temperature":0.6}
 what the paper lacks | hard_kv_table1 | \
-    random 0.2 reasoner_tiny TINY; streaming_llm 0.2 reasoner_tiny TINY; hard_kv 0.2 reasoner_tiny TINY RKV_TOP_P
-what the paper lacks of a smaller model | hard_kv_table4 | \
     random 0.2 reasoner_tiny TINY; streaming_llm 0.2 reasoner_tiny TINY; hard_kv 0.2 reasoner_tiny TINY RKV_TOP_P
 a budget in tokens | hard_kv_table1 | hard_kv 0.21322 reasoner_tiny TINY RKV_TOP_K
 prompts that were measured | hard_kv_table1 | full 1 qwen3_8b AIME25
@@ -207,27 +197,22 @@ def test_timings_stand_beside_published_ones(tmp_path: Path) -> None:
     check_text("published_speed.txt", "\n".join(texts).replace(str(tmp_path), ""))
 
 
-@pytest.mark.parametrize(("dtype", "item"), [("float32", 4), ("bfloat16", 2)])
-def test_the_cache_is_counted_as_the_paper_counts_it(dtype: str, item: int) -> None:
+def test_timings_tell_the_cache_of_the_paper_and_their_settings() -> None:
+    """Half precision is assumed; a full cache that was timed in turns has no setting of the method."""
     spec = ModelSpec("x", 3, 2, 8, next_scale([(1, 1), (2, 2), (4, 4)]))
-    one = make_timing("full", 1.0, batch=16, dtype=dtype, peak=cache_bytes(30, spec, 16, item))
-    assert one.paper_mib == pytest.approx(paper_mib(30, spec, 16))
+    for dtype, item in (("float32", 4), ("bfloat16", 2)):
+        one = make_timing("full", 1.0, batch=16, dtype=dtype, peak=cache_bytes(30, spec, 16, item))
+        assert one.paper_mib == pytest.approx(paper_mib(30, spec, 16))
     assert make_timing("full", 1.0, dtype="int4").paper_mib is None
-
-
-def test_a_full_cache_timed_in_turns_has_no_setting_of_the_method() -> None:
     heatkv, full = TURNS
-    assert (full.method, full.find_setting("budget"), full.find_setting("method.sinks")) == (
-        "full",
-        1.0,
-        None,
-    )
-    assert (heatkv.find_setting("method.sinks"), full.find_setting("seed")) == (3, 5)
+    settings = ("budget", "method.sinks", "seed")
+    assert full.method == "full"
+    assert [full.find_setting(name) for name in settings] == [1.0, None, 5]
+    assert heatkv.find_setting("method.sinks") == 3
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"rows": 3}'])
 def test_a_file_of_another_kind_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"x.json: not a file of task=profile") as told:
+    with pytest.raises(ConfigError, match=r"^[^\n]*x.json: not a file of task=profile[^\n]*$"):
         read_timings([tmp_path / "x.json"])
-    assert "\n" not in str(told.value)
