@@ -164,7 +164,10 @@ def test_letters_in_latex(text: str, written: str) -> None:
 )
 def test_latex_takes_every_letter_and_stays_within_the_page(tmp_path: Path) -> None:
     letters = "".join(map(chr, (*range(0xA0, 0x250), *range(0x370, 0x400), *range(0x2010, 0x2050))))
-    hostile = "红色的圆 \u0430\u05d0 🔴 a\nb\n\nc\u2028\x00\x1b[31m\x7f\x85\u202e\ue000 \\end{tabular} ${x} a|b % ^^M ~#&_"
+    hostile = (
+        "红色的圆 \u0430\u05d0 🔴 a\nb\n\nc\u2028\x00\x1b[31m\x7f\x85\u202e\ue000 "
+        "\\end{tabular} ${x} a|b % ^^M ~#&_"
+    )
     lists = [{"sizes": text, "geneval[scenes]": "1"} for text in ("[1, 2]", "[3]")]
     texts = (
         make_tables_of([hostile]),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kvbench.core.files import hash_values
+from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score
 from kvbench.report.ablations import find_ablations, name_ablation
 from kvbench.report.conditions import find_group
@@ -53,7 +54,7 @@ def make_run(
     **config: object,
 ) -> Results:
     """A finished run with a folder: one sample of each prompt with a value of one metric."""
-    known = {"calibration_sha256": None if calibration is None else f"{calibration}"}
+    known = {"calibration_sha256": None if calibration is None else f"{calibration}", "weights_sha256": "5"}
     whole = {**CONFIG, "seed": seed, "calibrate": {"count": 10, "seed": calibration or 1}, **config}
     whole["method"] = settings or whole["method"]
     finite = [value for value in values if np.isfinite(value)]
@@ -70,14 +71,9 @@ def make_run(
         reference=None if method == "full" else f"full-{seed}",
     )
     folder = root / "m" / run.run
+    sha256 = hash_values([*values, sample or run.run])
     lines = [
-        {
-            "index": i,
-            "seed": seed,
-            "prompt": f"prompt {i}",
-            "sha256": hash_values([*values, sample or run.run]),
-        }
-        for i in range(len(values))
+        {"index": i, "seed": seed, "prompt": f"prompt {i}", "sha256": sha256} for i in range(len(values))
     ]
     write_metric(folder, name, MetricSpec("higher"), Score(metric.value, len(values)), values)
     write_lines(folder, lines)
@@ -87,8 +83,6 @@ def make_run(
 def write_metric(
     folder: Path, name: str, spec: MetricSpec, score: Score, values: Sequence[float] | None
 ) -> None:
-    from kvbench.eval.protocol.base import Result
-
     samples = None if values is None else {"index": list(range(len(values))), name: list(values)}
     Result(name, "made up", "ok", None, {name: spec}, {name: score}, samples).save(folder / "metrics")
 
@@ -100,12 +94,17 @@ FREE = 28.5**2 / (15.5**2 / 2 + 13.5**2 / 1 + 0.5**2 / 2)
 REACH = float(stats.t.ppf(0.975, FREE)) * VARIANCE**0.5
 
 
-def test_runs_that_differ_in_the_seed_alone_are_one_row(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path, TABLE[:, seed], seed) for seed in (1, 0)]
-    [row] = combine_seeds(runs, tmp_path)
+@pytest.fixture
+def pair(tmp_path: Path) -> list[Results]:
+    """Runs of `TABLE`'s two seeds."""
+    return [make_run(tmp_path, TABLE[:, seed], seed) for seed in (0, 1)]
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_row(pair: list[Results], tmp_path: Path) -> None:
+    [row] = combine_seeds(pair[::-1], tmp_path)
     assert isinstance(row, Combined)
-    assert list_members(row) == (runs[1], runs[0])
-    assert (row.n, name_count(row), row.run) == (3, "3 x 2", runs[1].run)
+    assert list_members(row) == (*pair,)
+    assert (row.n, name_count(row), row.run) == (3, "3 x 2", pair[0].run)
     metric = row.metrics["psnr"]
     assert isinstance(metric, MeanMetric)
     assert (metric.value, metric.runs, metric.n, metric.evaluator) == (4.5, 2, 3, "psnr")
@@ -113,73 +112,48 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(tmp_path: Path) -> None:
     assert metric.df == pytest.approx(FREE)
     assert metric.between == pytest.approx(((13.5 - 0.5) / 3) ** 0.5)
     assert not metric.prompts_only
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"method": "snapkv"}, {"budget": 0.2}, {"calibration": 1}, {"values": [1.0, 2.0]},
-        {"prompts": {"count": 9}}, {"cache_dtype": "int4"}, {"batch_size": 4}, {"device": "cuda"},
-        {"model": {"name": "m", "cfg": 2}}, {"config": {"method": {"sinks": 2}}},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_runs_that_differ_in_anything_else_are_not_joined(tmp_path: Path, other: dict[str, object]) -> None:
-    config = other.pop("config", {})
-    third = make_run(tmp_path, other.pop("values", TABLE[:, 0]), 1, **other)
-    third = replace(third, config={**third.config, **config})
-    first = make_run(tmp_path, TABLE[:, 0], 0)
-    assert group_seeds([first, third]) == [[first], [third]]
-
-
-def test_several_gpus_and_paths_of_weights_are_no_difference(tmp_path: Path) -> None:
-    runs = []
-    for seed, place in ((0, "a"), (1, "b")):
-        run = make_run(
-            tmp_path,
-            TABLE[:, seed],
-            seed,
-            device=f"cuda:{seed}",
-            model={"name": "m", "sources": {"path": place}},
-        )
-        runs.append(replace(run, provenance={"weights_sha256": "5"}))
-    assert len(group_seeds(runs)) == 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "changed", "joined"),
-    [
-        ("auto", {"keys": "rotated", "residual": 128}, True),
-        ("fp8", {"keys": "rotated"}, True),
-        ("fp8", {"residual": 128}, False),
-        ("int4", {"keys": "rotated"}, False),
-    ],
-)
-def test_a_setting_without_effect_splits_no_seeds(
-    tmp_path: Path, dtype: str, changed: dict[str, object], joined: bool
-) -> None:
-    """One row of two seeds, with which `against` is not ambiguous, unless the storage is one of few bits."""
-    storage = {"keys": "channel", "residual": 0}
-    first, second = (
-        make_run(
-            tmp_path, TABLE[:, seed], seed, cache_dtype=dtype, storage=own, sinks=seed,
-            model={"name": "m", "default_eval": own["keys"]},
-        )
-        for seed, own in enumerate((storage, storage | changed))
-    )  # fmt: skip
-    assert len(group_seeds([first, second])) == (1 if joined else 2)
-
-
-def test_of_two_runs_with_one_seed_the_later_counts(tmp_path: Path) -> None:
-    old, new = (replace(make_run(tmp_path, TABLE[:, 0]), finished=f"2026-0{month}") for month in (1, 2))
-    assert group_seeds([new, old]) == group_seeds([old, new]) == [[new]]
-
-
-def test_runs_whose_prompts_differ_stay_apart(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path, TABLE[:, seed], seed) for seed in (0, 1)]
-    path = tmp_path / "m" / runs[1].run / "samples.jsonl"
+    path = tmp_path / "m" / pair[1].run / "samples.jsonl"
     path.write_text(path.read_text().replace("prompt 2", "prompt 3"))
-    assert combine_seeds(runs, tmp_path) == runs
+    assert combine_seeds(pair, tmp_path) == pair
+
+
+def store(dtype: str, **changed: object) -> dict[str, object]:
+    return {"cache_dtype": dtype, "storage": {"keys": "channel", "residual": 0, **changed}}
+
+
+ALONE: Sequence[Mapping[str, object]] = (
+    {"method": "snapkv"}, {"budget": 0.2}, {"calibration": 1}, {"values": [1.0, 2.0]}, {"prompts": {"count": 9}},
+    {"cache_dtype": "int4"}, {"batch_size": 4}, {"device": "cuda"}, {"model": {"name": "m", "cfg": 2}},
+    {"settings": {"sinks": 2}},
+)  # fmt: skip
+"""Settings that make a run a row of its own."""
+PAIRS: Sequence[tuple[Mapping[str, object], Mapping[str, object], bool]] = (
+    *(({}, own, False) for own in ALONE),
+    ({"device": "cuda:0"}, {"device": "cuda:1"}, True),
+    *(
+        ({"model": {"name": "m", name: "a"}}, {"model": {"name": "m", name: "b"}}, True)
+        for name in ("sources", "default_eval")
+    ),
+    (store("auto"), store("auto", keys="rotated", residual=128), True),
+    (store("fp8"), store("fp8", keys="rotated"), True),
+    (store("fp8"), store("fp8", residual=128), False),
+    (store("int4"), store("int4", keys="rotated"), False),
+    ({"sinks": 0}, {"sinks": 1}, True),
+)
+"""Settings of two runs with two seeds, and whether they are one row: settings without effect split none."""
+
+
+@pytest.mark.parametrize(("first", "second", "joined"), PAIRS, ids=str)
+def test_runs_that_differ_in_anything_else_are_not_joined(
+    tmp_path: Path, first: Mapping[str, object], second: Mapping[str, object], *, joined: bool
+) -> None:
+    runs = [
+        make_run(tmp_path, **{"values": TABLE[:, 0], "seed": seed, **own})
+        for seed, own in enumerate((first, second))
+    ]
+    assert group_seeds(runs) == ([runs] if joined else [runs[:1], runs[1:]])
+    old, new = (replace(runs[0], finished=f"2026-0{month}") for month in (1, 2))
+    assert group_seeds([new, old]) == group_seeds([old, new]) == [[new]]
 
 
 def test_an_interval_wider_than_the_range_gives_way_to_prompts_alone(tmp_path: Path) -> None:
@@ -190,13 +164,11 @@ def test_an_interval_wider_than_the_range_gives_way_to_prompts_alone(tmp_path: P
     assert isinstance(metric, MeanMetric)
     means = data.mean(1)
     reach = stats.t.ppf(0.975, 2) * means.std(ddof=1) / 3**0.5
-    assert metric.prompts_only
-    assert metric.df == 2
+    assert (metric.prompts_only, metric.df) == (True, 2)
     assert metric.interval == pytest.approx((means.mean() - reach, means.mean() + reach))
     runs = [make_run(tmp_path, data[:, seed], seed, name="psnr") for seed in (0, 1)]
-    wide = combine_seeds(runs, tmp_path)[0].metrics["psnr"]
-    assert wide.interval is not None
-    assert wide.interval[1] - wide.interval[0] > 1  # without bounds, nothing is narrowed
+    low, high = combine_seeds(runs, tmp_path)[0].metrics["psnr"].interval or (0, 0)
+    assert high - low > 1  # without bounds, nothing is narrowed
 
 
 def test_costs_are_bounds_and_mean_times(tmp_path: Path) -> None:
@@ -226,12 +198,11 @@ def test_a_metric_of_the_whole_set_needs_three_seeds_for_an_interval(tmp_path: P
     assert three.metrics["fid"].df == 2
 
 
-def test_a_metric_that_one_seed_lacks_has_no_value(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path, TABLE[:, seed], seed) for seed in (0, 1)]
-    [row] = combine_seeds([runs[0], replace(runs[1], metrics={})], tmp_path)
+def test_a_metric_that_one_seed_lacks_has_no_value(pair: list[Results], tmp_path: Path) -> None:
+    [row] = combine_seeds([pair[0], replace(pair[1], metrics={})], tmp_path)
     assert (row.metrics["psnr"].value, row.metrics["psnr"].status) == (None, "skipped")
     failed = Metric(None, "higher", status="failed", reason="memory")
-    [row] = combine_seeds([runs[0], replace(runs[1], metrics={"psnr": failed})], tmp_path)
+    [row] = combine_seeds([pair[0], replace(pair[1], metrics={"psnr": failed})], tmp_path)
     assert row.metrics["psnr"] == failed
 
 
@@ -250,7 +221,7 @@ def test_seeds_and_calibrations_are_one_row_with_the_wider_interval(tmp_path: Pa
     assert row.metrics["psnr"].interval == pytest.approx(by_seed.metrics["psnr"].interval)
 
 
-def test_differences_pair_the_same_prompt_and_seed(tmp_path: Path) -> None:
+def test_differences_pair_the_same_prompt_seed_and_calibration(tmp_path: Path) -> None:
     other = np.array([[5.0, 1.0], [9.0, 2.0], [4.0, 8.0]])
     ours = [make_run(tmp_path, other[:, seed] + TABLE[:, seed], seed) for seed in (0, 1)]
     theirs = [make_run(tmp_path, other[:, seed], seed, "random") for seed in (0, 1)]
@@ -262,11 +233,6 @@ def test_differences_pair_the_same_prompt_and_seed(tmp_path: Path) -> None:
     single = compare_seeds(row, theirs[1], tmp_path)["psnr"]
     assert single.value == pytest.approx(6)  # seed 1 alone: 3, 6 and 9
     assert compare_seeds(row, third, tmp_path) == {}
-    calibrated = make_run(tmp_path, other[:, 1], 1, "hackpp", calibration=4)
-    assert compare_seeds(row, calibrated, tmp_path)["psnr"].value == pytest.approx(6)
-
-
-def test_differences_over_calibrations_pair_the_same_calibration(tmp_path: Path) -> None:
     ours = [make_run(tmp_path, TABLE[:, c] + 10 * c, calibration=c + 1) for c in (0, 1)]
     theirs = [make_run(tmp_path, np.full(3, 10.0 * c), 0, "hackpp", calibration=c + 1) for c in (0, 1)]
     row, base = combine_seeds([*ours, *theirs], tmp_path)
@@ -309,28 +275,22 @@ def test_seeds_that_change_no_sample_count_once(tmp_path: Path) -> None:
     assert kinds == [Metric, MeanMetric]
 
 
-def test_tables_have_a_row_for_all_seeds_or_one_for_each(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path, TABLE[:, seed], seed) for seed in (0, 1)]
-    text = printed(160, show_runs, combine_seeds(runs, tmp_path))
+def test_tables_and_figures_have_the_mean_or_each_seed(pair: list[Results], tmp_path: Path) -> None:
+    joined = combine_seeds(pair, tmp_path)
+    text = printed(160, show_runs, joined)
     assert text.count("heatkv") == 1
     assert f"4.5000 ±{REACH:.4f} df 2.7" in text
     assert "Means over seeds; n: prompts x seeds" in text
-    rows = make_rows(runs)
-    assert [row["noise seed"] for row in rows] == ["0", "1"]
-    assert "noise seed" not in make_rows(combine_seeds(runs, tmp_path))[0]
-    assert len({find_group(run) for run in runs}) == 2  # the luckier seed beats no other one
-    [row] = csv.DictReader(io.StringIO(format_csv(make_csv_rows(combine_seeds(runs, tmp_path)))))
+    assert [row["noise seed"] for row in make_rows(pair)] == ["0", "1"]
+    assert "noise seed" not in make_rows(joined)[0]
+    assert len({find_group(run) for run in pair}) == 2  # the luckier seed beats no other one
+    [row] = csv.DictReader(io.StringIO(format_csv(make_csv_rows(joined))))
     assert [row[name] for name in ("n", "seeds", "calibrations")] == ["3", "2", "1"]
     assert float(row["psnr df"]) == pytest.approx(FREE)
     assert row["psnr interval"] == "two-way, t 2.7"
-
-
-def test_figures_draw_the_mean(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path, TABLE[:, seed], seed) for seed in (0, 1)]
-    [point] = trace_curves(combine_seeds(runs, tmp_path), "psnr")["heatkv"]
-    assert point.value == 4.5
-    assert (point.low, point.high) == pytest.approx((4.5 - REACH, 4.5 + REACH))
-    assert list(trace_curves(runs, "psnr")) == ["heatkv noise seed=0", "heatkv noise seed=1"]
+    [point] = trace_curves(joined, "psnr")["heatkv"]
+    assert (point.value, point.low, point.high) == pytest.approx((4.5, 4.5 - REACH, 4.5 + REACH))
+    assert list(trace_curves(pair, "psnr")) == ["heatkv noise seed=0", "heatkv noise seed=1"]
 
 
 def test_an_ablation_is_over_no_seed(tmp_path: Path) -> None:
@@ -347,18 +307,15 @@ def test_an_ablation_is_over_no_seed(tmp_path: Path) -> None:
     assert [one.others for one in each] == [{"noise seed": "0"}, {"noise seed": "1"}]
 
 
-def test_means_that_are_kept_are_the_same_and_follow_changes(tmp_path: Path, settled: None) -> None:
-    values = np.random.default_rng(0).normal(20, 2, (2, 8)).tolist()
-    runs = [make_run(tmp_path, own, seed) for seed, own in enumerate(values)]
-    [first] = combine_seeds(runs, tmp_path)
+def test_means_that_are_kept_are_the_same_and_follow_changes(
+    pair: list[Results], tmp_path: Path, settled: None
+) -> None:
+    first = combine_seeds(pair, tmp_path)
     assert (tmp_path / KEPT).is_file()
-    [again] = combine_seeds(runs, tmp_path)
-    assert again == first
-    [path] = (tmp_path / "m" / runs[0].run / "metrics").glob("*.samples.jsonl")
+    assert combine_seeds(pair, tmp_path) == first
+    [path] = (tmp_path / "m" / pair[0].run / "metrics").glob("*.samples.jsonl")
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:-1]) + "\n")
-    [changed] = combine_seeds(runs, tmp_path)
+    changed = combine_seeds(pair, tmp_path)
     (tmp_path / KEPT).unlink()
-    [fresh] = combine_seeds(runs, tmp_path)
-    assert changed == fresh
-    assert changed != first
+    assert first != changed == combine_seeds(pair, tmp_path)
