@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, moments
-from kvbench.eval.distribution.inception_score import average_chunks, inception_score
+from kvbench.eval.distribution.inception_score import inception_score
 from kvbench.eval.distribution.kid import Kid, draw_subsets, kid
 from kvbench.eval.distribution.mind import make_sliced_distance
 from kvbench.eval.distribution.precision_recall import NEIGHBOUR, leave_groups_out
@@ -95,11 +95,12 @@ def test_the_jackknife_of_kid_leaves_groups_out_of_both_sides() -> None:
     assert score.se == pytest.approx(1000 * expected, rel=1e-9)
 
 
-def test_subsets_are_drawn_by_seed_and_without_replacement() -> None:
-    draws = draw_subsets(50, 6, 20)
-    assert draws.shape == (6, 20)
-    assert all(len(set(draw)) == 20 for draw in draws)
-    assert (draws == draw_subsets(50, 6, 20)).all()
+def test_many_samples_take_subsets_by_seed_and_without_replacement() -> None:
+    [score] = Kid(full_up_to=10, subsets=40, size=6).compare(REF, CMP, list(map(str, range(64))))
+    draws = draw_subsets(64, 40, 6)
+    assert all(len(set(draw)) == 6 for draw in draws)
+    assert score.value == pytest.approx(np.mean([1000 * kid(REF[d], CMP[d], paired=True) for d in draws]))
+    assert score.ci == "subsampling 40 of 6 seed 0"
 
 
 # Precision and recall
@@ -148,11 +149,9 @@ def test_leaving_groups_out_equals_computing_again(n: int, m: int, seed: int, pa
 
 
 def test_equal_sets_cover_each_other_even_when_all_points_are_one() -> None:
-    rng = np.random.default_rng(0)
-    points = 100 + rng.normal(size=(30, 64))
-    assert precision_recall(points, points) == (1, 1)
+    points = 100 + np.random.default_rng(0).normal(size=(30, 64))
     one = np.repeat(points[:1], 12, 0)
-    assert precision_recall(one, one) == (1, 1)
+    assert precision_recall(points, points) == precision_recall(one, one) == (1, 1)
     assert precision_recall(points + 50, points) == (0, 0)
 
 
@@ -200,8 +199,3 @@ def test_bad_logits_and_unequal_pairs_are_refused() -> None:
     for refuse in (kid, partial(make_sliced_distance, projections=2)):
         with pytest.raises(ValueError, match="paired sets have 3 and 4 samples"):
             refuse(np.zeros((3, 2)), np.zeros((4, 2)), paired=True)
-
-
-def test_a_shorter_last_chunk_counts_by_its_size() -> None:
-    assert average_chunks(np.array([2.0, 5.0]), 8, 6) == (6 * 2 + 2 * 5) / 8
-    assert average_chunks(np.array([2.0, 5.0]), 12, 6) == 3.5

