@@ -112,8 +112,12 @@ def golden_pair(folder: Path, names: Sequence[str] = tuple(PAIRS)) -> tuple[Imag
 
 
 def only(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None = None) -> Result:
+    """The result of an evaluator, whose metrics of several samples are compared by samples or by replicates."""
     [result] = evaluate([evaluator], samples, reference)
     assert result.status == "ok", result.provenance.get("traceback", result.reason)
+    for name, score in result.scores.items():
+        if not result.metrics[name].detail and score.ci95 is not None and score.n > 2:
+            assert name in (result.samples or {}) or score.replicates is not None, name
     return result
 
 

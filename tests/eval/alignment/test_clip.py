@@ -64,26 +64,24 @@ def test_clip_score_is_the_cosine_of_the_named_network(clip_weight: Weight, tmp_
     assert max(abs(a - b) for a, b in zip(cosines, plain, strict=True)) > 0.05  # the trap is a real one
 
 
-def test_wrong_activations_are_noticed(clip_weight: Weight, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_weights_activations_and_what_holds_no_tensors_are_refused(
+    clip_weight: Weight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import open_clip
 
-    create = open_clip.create_model
-    monkeypatch.setattr(open_clip, "create_model", lambda name, **_: create(name, load_weights=False))
-    with pytest.raises(ValueError, match=f"built {MODEL} with GELU, not QuickGELU"):
-        Clip(MODEL, Path(str(clip_weight.path)), "cpu", quick_gelu=True)
-
-
-def test_other_weights_and_what_holds_no_tensors_are_refused(clip_weight: Weight, tmp_path: Path) -> None:
     save_file({"visual.proj": torch.zeros(3)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=f"does not hold a {MODEL}"):
         Clip(MODEL, tmp_path / "other.safetensors", "cpu", quick_gelu=True)
     (tmp_path / "page.pt").write_text("<html>not found</html>")
     torch.save([1, 2], tmp_path / "list.pt")
-    torch.save({"state_dict": {"a": 3}}, tmp_path / "numbers.pt")
     torch.save(nn.Linear(1, 1), tmp_path / "object.pt")
-    for name in ("page", "list", "numbers", "object"):
+    for name in ("page", "list", "object"):
         with pytest.raises(ValueError, match=f"{name}.pt (cannot be read|holds no tensors)"):
             read_state(tmp_path / f"{name}.pt")
+    create = open_clip.create_model
+    monkeypatch.setattr(open_clip, "create_model", lambda name, **_: create(name, load_weights=False))
+    with pytest.raises(ValueError, match=f"built {MODEL} with GELU, not QuickGELU"):
+        Clip(MODEL, Path(str(clip_weight.path)), "cpu", quick_gelu=True)
 
 
 @pytest.mark.parametrize("kind", ["plain", "nested", "parallel", "script"])
@@ -117,46 +115,23 @@ def test_only_texts_that_the_model_received_have_a_score(
         assert why in reason(evaluator, "skipped", images)
 
 
-class Speaks(nn.Module):
-    """A module that says so when it is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    def forward(self) -> Tensor:
-        return self.weight
-
-    @torch.jit.export
-    def __getstate__(self) -> tuple[Tensor, bool]:
-        return self.weight, self.training
-
-    @torch.jit.export
-    def __setstate__(self, state: tuple[Tensor, bool]) -> None:
-        print("I ran")
-        self.weight = state[0]
-        self.training = state[1]
-
-
-@pytest.mark.slow
-def test_code_in_a_file_needs_a_known_hash(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_code_in_a_file_needs_a_known_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "network.pt"
-    torch.jit.script(Speaks()).save(str(path))
-    read_state(path, scripted=True)
-    assert "I ran" in capfd.readouterr().out  # that is what is at stake
+    torch.jit.script(nn.Linear(1, 1)).save(str(path))
+    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("its code runs"))
     with pytest.raises(ValueError, match=r"network\.pt is a TorchScript archive"):
         read_state(path)
     images = make_noise(tmp_path / "run", [{}] * 2)
     for evaluator in (Hps(str(path)), ClipScore(path=str(path), network=Weight("network.pt"))):
         assert "its SHA-256 must be known" in reason(evaluator, "failed", images)
-    assert "I ran" not in capfd.readouterr().out
 
 
 # HPSv2.1
 
 
-@pytest.mark.parametrize(("height", "width"), [(40, 40), (50, 21), (17, 64), (28, 28), (9, 14)])
-@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize(
+    ("height", "width", "antialias"), [(50, 21, True), (17, 64, False), (28, 28, True), (9, 14, True)]
+)
 def test_hps_transform_equals_torchvision(height: int, width: int, antialias: bool) -> None:
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as tv
@@ -181,7 +156,6 @@ def test_hps_scores_by_style(clip_weight: Weight, tmp_path: Path) -> None:
     assert scores["hpsv2.1"].value == pytest.approx(np.mean(cosines), abs=1e-4)
     assert scores["hpsv2.1/anime"].value == pytest.approx(np.mean([cosines[0], cosines[2]]), abs=1e-4)
     assert scores["hpsv2.1/photo"].n == 3
-    assert result.provenance["weights"] == {"HPS_v2.1_compressed.pt": clip_weight.sha256}
     assert f"sha256 {clip_weight.sha256}, expected {'0' * 64}" in reason(
         Hps(clip_weight.path, sha256="0" * 64, model=MODEL), "failed", images
     )
@@ -248,43 +222,31 @@ def test_aesthetic_ratings_are_those_of_the_authors_layers(clip_weight: Weight, 
     assert result.samples["iqa[laion-aesthetic-v2]"] == pytest.approx(expected, abs=1e-5)
     assert np.std(expected) > 1e-3
     assert result.scores["iqa[laion-aesthetic-v2]"].value == pytest.approx(np.mean(expected), abs=1e-5)
-    assert len(result.provenance["weights"]) == 2
     torch.save({"layers.0.weight": torch.zeros(2, 2)}, path)
     assert "does not hold LAION's aesthetic predictor: it has no layers.0.bias" in reason(
         evaluator, "failed", images
     )
 
 
-@pytest.fixture(scope="module")
-def pickscore_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import transformers
-
-    text = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
-    vision = {**text, "image_size": 28, "patch_size": 14}
-    config = transformers.CLIPConfig(
-        text_config={**text, "vocab_size": 49408, "eos_token_id": 49407, "bos_token_id": 49406},
-        vision_config=vision,
-        projection_dim=8,
-    )
-    torch.manual_seed(0)
-    model = transformers.CLIPModel(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    model.logit_scale.data.fill_(4.5)
-    path = tmp_path_factory.mktemp("pickscore")
-    model.save_pretrained(path)
-    return path
-
-
 @needs("transformers")
 @torch.no_grad()
-def test_pickscore_is_that_of_its_authors(pickscore_folder: Path, tmp_path: Path) -> None:
+def test_pickscore_is_that_of_its_authors(tmp_path: Path) -> None:
     import open_clip
     import transformers
 
+    text = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = transformers.CLIPConfig(
+        text_config={**text, "vocab_size": 49408, "eos_token_id": 49407, "bos_token_id": 49406},
+        vision_config={**text, "image_size": 28, "patch_size": 14},
+        projection_dim=8,
+    )
+    model = transformers.CLIPModel(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    model.logit_scale.data.fill_(4.5)
+    model.save_pretrained(tmp_path / "pickscore")
     prompts = ["a red fox", "two owls on a wall, oil on canvas", "word " * 200]
     images = make_noise(tmp_path / "run", [{}] * 3, prompts, size=40)
-    model = transformers.CLIPModel.from_pretrained(pickscore_folder).eval()
     expected = []
     for index, prompt in zip(images.indices, prompts, strict=True):
         resized = np.asarray(Image.fromarray(images.image(index)).resize((28, 28), Image.BICUBIC)) / 255
@@ -295,10 +257,6 @@ def test_pickscore_is_that_of_its_authors(pickscore_folder: Path, tmp_path: Path
         read = model.text_model(tokens[None]).last_hidden_state[:, -1]
         image, text = model.visual_projection(seen)[0], model.text_projection(read)[0]
         expected.append(float(np.exp(4.5) * image @ text / image.norm() / text.norm()))
-    result = only(PickScore(str(pickscore_folder), batch=2), images)
+    result = only(PickScore(str(tmp_path / "pickscore"), batch=2), images)
     assert result.samples["pickscore"] == pytest.approx(expected, abs=1e-3)
     assert result.scores["pickscore"].value == pytest.approx(np.mean(expected), abs=1e-3)
-    assert set(result.provenance["weights"]) == {
-        "yuvalkirstain/PickScore_v1/config.json",
-        "yuvalkirstain/PickScore_v1/model.safetensors",
-    }

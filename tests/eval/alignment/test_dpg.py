@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from kvbench.eval.alignment.dpg import CATEGORIES, COLUMNS, Dpg, read_questions
+from kvbench.eval.alignment.dpg import CATEGORIES, COLUMNS, Dpg
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.weights import Weight, file_sha256
 from tests.support.image_sets import make_noise, only, reason
@@ -79,29 +79,20 @@ def test_dpg_scores_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "line", "complaint"),
+    ("text", "complaint"),
     [
-        ("item_id,tuple", "a,b", "no column 'proposition_id'"),
-        (",".join(COLUMNS), "", "holds no questions"),
-        (",".join(COLUMNS), "a,x,0,t,Is it?", "line 2: not a DPG"),
-        (",".join(COLUMNS), "a,1,0,t", "line 2: not a DPG"),
-        (",".join(COLUMNS), "a,1,2,t,Is it?", "item a depends on a missing question"),
+        ("item_id,tuple\na,b\n", "no column 'proposition_id'"),
+        (f"{','.join(COLUMNS)}\n", "holds no questions"),
+        (f"{','.join(COLUMNS)}\na,1,0,t\n", "line 2: not a DPG"),
+        (f"{','.join(COLUMNS)}\na,1,2,t,Is it?\n", "item a depends on a missing question"),
+        (f"{','.join(COLUMNS)}\na,1,0,t,Is it?\n", "no questions about item q"),
     ],
 )
-def test_malformed_questions_are_refused(columns: str, line: str, complaint: str, tmp_path: Path) -> None:
-    (tmp_path / "q.csv").write_text(f"{columns}\n{line}\n")
-    with pytest.raises(ValueError, match=complaint):
-        read_questions(tmp_path / "q.csv")
-
-
-def test_dpg_wants_its_own_prompts(tmp_path: Path) -> None:
-    table = write_csv(tmp_path / "q.csv")
-    assert "prompts=dpg" in reason(
-        Dpg(Told(), "told", table), "skipped", make_noise(tmp_path / "other", [{}, {}])
-    )
-    assert "no questions about item q" in reason(
-        Dpg(Told(), "told", table), "failed", make_noise(tmp_path / "unknown", [{"item_id": "q"}])
-    )
+def test_malformed_and_other_questions_are_refused(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_text(text)
+    evaluator = Dpg(Told(), "told", str(tmp_path / "q.csv"))
+    assert complaint in reason(evaluator, "failed", make_noise(tmp_path / "run", [{"item_id": "q"}]))
+    assert "prompts=dpg" in reason(evaluator, "skipped", make_noise(tmp_path / "other", [{}, {}]))
 
 
 def test_blip_answers_as_transformers_does(tmp_path: Path) -> None:

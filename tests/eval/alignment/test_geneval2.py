@@ -19,17 +19,13 @@ from kvbench.eval.alignment.geneval2 import (
     GenEval2VqaScore,
     HardTifa,
     VqaScore,
-    add_probabilities,
     is_right,
-    list_spellings,
-    parse_line,
 )
 from kvbench.eval.alignment.judge import JudgeModel, VlmJudge
 from kvbench.eval.alignment.soft_tifa import Atom, Grade, Questions, SoftTifa
-from kvbench.eval.files.fetch import fetch, list_weights
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.intervals import bootstrap
-from tests.support.image_sets import GOLDEN, make_noise, only, reason
+from tests.support.image_sets import GOLDEN, make_noise, only
 
 pytestmark = pytest.mark.usefixtures("offline")
 STORED = json.loads((GOLDEN / "geneval2.json").read_text())
@@ -101,12 +97,8 @@ def test_scores_are_those_of_the_authors(key: str, totals: str, tmp_path: Path) 
     result = only(Given(key), noise_images(tmp_path / "run", STORED["bench"]))
     expected = STORED[totals]
     near = {"abs": 1e-7}
-    assert result.samples["geneval2[given]"] == pytest.approx(
-        [100 * value for value in expected["gm_per_prompt"]], **near
-    )
-    assert result.samples["geneval2_am[given]"] == pytest.approx(
-        [100 * value for value in expected["am_per_prompt"]], **near
-    )
+    for name, each in (("geneval2[given]", "gm_per_prompt"), ("geneval2_am[given]", "am_per_prompt")):
+        assert result.samples[name] == pytest.approx([100 * value for value in expected[each]], **near)
     found = {name: score.value for name, score in result.scores.items()}
     assert found.pop("geneval2[given]") == pytest.approx(expected["gm"], **near)
     assert found.pop("geneval2_am[given]") == pytest.approx(expected["am"], **near)
@@ -121,9 +113,7 @@ def test_a_skill_is_a_mean_over_questions_and_resamples_prompts() -> None:
     scores = Given().summarise(questions, [[0.25], [0.5, 1.0, 0.5]], ["a", "b"])
     skill = scores["geneval2[given]/object"]
     assert (skill.value, skill.n) == (pytest.approx(100 * 1.75 / 3), 3)
-    interval = bootstrap([25, 50, 100], ["a", "b", "b"])
-    assert interval.low < 0 < 100 < interval.high  # of two prompts
-    assert skill.ci95 == (0, 100)
+    assert skill.ci95 == (0, 100)  # of two prompts
     many = Given().summarise(
         questions[:1] * 30, [[0.4 + 0.01 * n] for n in range(30)], list(map(str, range(30)))
     )
@@ -139,7 +129,6 @@ def test_soft_scores_are_those_of_the_authors(tmp_path: Path) -> None:
     result = only(GenEval2(Stored()), images)
     for found, expected in zip(result.samples["probabilities"], STORED["soft_scores"], strict=True):
         assert found == pytest.approx(expected, abs=1e-5)
-    assert next(iter(result.scores)) == "geneval2[qwen3-vl-8b]"
     once = only(GenEval2(Stored(), unique=True), images)
     assert next(iter(once.scores)) == "geneval2[qwen3-vl-8b-unique]"
     both = [
@@ -170,21 +159,10 @@ def test_vqascores_of_four_spellings_are_those_of_the_authors(tmp_path: Path) ->
     assert result.samples["vqascore[qwen3-vl-8b,geneval2]"] == pytest.approx(STORED["vqascores"], abs=1e-5)
 
 
-def test_spellings_of_numbers_beyond_ten() -> None:
-    atom = parse_line({"vqa_list": [["How many?", "eleven"]], "skills": ["count"], "atom_count": 3}).atoms[0]
-    assert set(list_spellings(atom)) == {"eleven", "Eleven", "other", " eleven", " Eleven", " other"}
-    assert add_probabilities(torch.tensor([0.25, 0.5, 0.25]), [0, 2, 0]) == pytest.approx(0.75)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"skills": ["count"]}, {"vqa_list": None}, {"skills": ["smell"] * 4}, {"vqa_list": [], "skills": []}],
-)
+@pytest.mark.parametrize("change", [{"skills": ["count"]}, {"vqa_list": 1}, {"vqa_list": [], "skills": []}])
 def test_other_lines_are_refused(change: dict) -> None:
     with pytest.raises(ValueError, match="not a GenEval2 line"):
-        GenEval2().check_meta(
-            {**BENCH[0], **change} if change.get("vqa_list", 0) is not None else {"vqa_list": 1}
-        )
+        GenEval2().check_meta({**BENCH[0], **change})
 
 
 @pytest.fixture(scope="module")
@@ -264,14 +242,3 @@ def test_a_judge_predicts_what_greedy_generation_scores(folder: Path, tmp_path: 
     graded = only(GenEval2(judge), images)
     assert 0 < graded.scores["geneval2[tiny]"].value < 100
     assert graded.scores["geneval2_am[tiny]"].value >= graded.scores["geneval2[tiny]"].value
-
-
-def test_missing_weights_are_told_and_never_fetched_unasked(tmp_path: Path) -> None:
-    images = make_noise(tmp_path / "run", [{}] * 2)
-    for evaluator in (GenEval2(), HardTifa(), VqaScore(), GenEval2VqaScore()):
-        assert "hf download Qwen/Qwen3-VL-8B-Instruct" in reason(evaluator, "skipped", images)
-    [judge] = [one for one in list_weights() if one.file == "Qwen3-VL-8B-Instruct"]
-    [report] = fetch([judge])
-    assert report.state == "by hand"
-    with pytest.raises(ValueError, match="dtype=int4: must be one of bfloat16, float32"):
-        VlmJudge(dtype="int4")

@@ -55,29 +55,22 @@ def test_rewards_are_those_of_the_official_program(folder: Path, tmp_path: Path)
     assert max(expected) - min(expected) > 1  # images and prompts do matter
 
 
-def test_another_vocabulary_is_told(folder: Path, tmp_path: Path) -> None:
-    images = make_noise(tmp_path / "run", [{}] * 2)
-    assert "is not google-bert/bert-base-uncased/vocab.txt" in reason(
-        ImageReward(str(folder), tokenizer_path=str(folder)), "failed", images
-    )
-
-
-@pytest.mark.parametrize("lost", ["mlp.layers.6.bias", "blip.visual_encoder.norm.bias", "blip.text_encoder"])
-def test_an_incomplete_checkpoint_is_refused(lost: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "settings", "complaint"),
+    [
+        ("mlp.layers.6.bias", META["med_config"], "does not hold ImageReward"),
+        ("blip.text_encoder", META["med_config"], "does not hold ImageReward"),
+        ("no such part", [1], "cannot be read as settings by name"),
+        ("no such part", {}, "hidden_size"),
+    ],
+)
+def test_incomplete_files_and_another_vocabulary_are_refused(
+    lost: str, settings: object, complaint: str, folder: Path, tmp_path: Path
+) -> None:
     state = torch.load(folder / "ImageReward.pt", weights_only=True)
     torch.save({n: v for n, v in state.items() if not n.startswith(lost)}, tmp_path / "ImageReward.pt")
-    (tmp_path / "med_config.json").write_text(json.dumps(META["med_config"]))
-    with pytest.raises(ValueError, match="does not hold ImageReward"):
+    (tmp_path / "med_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=complaint):
         load_scorer(tmp_path, folder / "vocab.txt", "cpu")
-
-
-def test_settings_of_another_form_are_refused(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "ImageReward.pt").symlink_to(folder / "ImageReward.pt")
-    for text, complaint in (
-        ("[1]", "cannot be read as settings by name"),
-        ("{", "cannot be read"),
-        ("{}", "hidden_size"),
-    ):
-        (tmp_path / "med_config.json").write_text(text)
-        with pytest.raises(ValueError, match=complaint):
-            load_scorer(tmp_path, folder / "vocab.txt", "cpu")
+    metric, images = ImageReward(str(folder), tokenizer_path=str(folder)), make_noise(tmp_path / "run", [{}])
+    assert "is not google-bert/bert-base-uncased/vocab.txt" in reason(metric, "failed", images)

@@ -90,6 +90,7 @@ def test_every_file_has_its_state(server: Server, tmp_path: Path, monkeypatch: p
         Weight("gone.bin", f"{server}/gone", SHA256): "unreachable",
         Weight("other.bin", f"{server}/other.bin", "0" * 64): "unreachable",
         Weight("manual.bin", how="Ask its authors"): "by hand",
+        Snapshot("who/large", ("a.bin",), how="Ask for 17 GB"): "by hand",
         Weight("far.bin", "http://127.0.0.1:9/far.bin"): "unreachable",
         Weight("farther.bin", "http://127.0.0.1:9/farther.bin"): "unreachable",
     }

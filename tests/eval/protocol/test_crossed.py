@@ -55,7 +55,7 @@ def test_interval_equals_variance_components_of_pairs_of_cells() -> None:
     assert interval.method == f"two-way, t {free:.1f}"
 
 
-@pytest.mark.parametrize("sds", [(3.0, 0.3, 1.0), (3.0, 1.0, 1.0), (0.2, 0.5, 0.5)])
+@pytest.mark.parametrize("sds", [(3.0, 1.0, 1.0), (0.2, 0.5, 0.5)])
 def test_interval_holds_the_mean_of_other_prompts_and_other_runs(sds: tuple[float, float, float]) -> None:
     tables = draw(*sds, 1500)
     found = [cross_interval(table) for table in tables]
@@ -66,10 +66,8 @@ def test_interval_holds_the_mean_of_other_prompts_and_other_runs(sds: tuple[floa
     assert np.mean([between**2 for _, between in found]) == pytest.approx(sds[1] ** 2, rel=0.25)
 
 
-@pytest.mark.parametrize("sds", [(3.0, 0.0, 1.0), (1.0, 0.0, 1.0), (3.0, 0.3, 1.0)])
-def test_interval_of_two_runs_holds_and_is_not_several_times_too_wide(
-    sds: tuple[float, float, float],
-) -> None:
+@pytest.mark.parametrize("sds", [(1.0, 0.0, 1.0), (3.0, 0.3, 1.0)])
+def test_two_runs_hold_and_are_not_several_times_too_wide(sds: tuple[float, float, float]) -> None:
     tables = draw(*sds, 1500, runs=2)
     found = [cross_interval(table)[0] for table in tables]
     held = np.mean([interval.low < 0 < interval.high for interval in found])
@@ -78,7 +76,7 @@ def test_interval_of_two_runs_holds_and_is_not_several_times_too_wide(
     assert np.median([interval.high - interval.low for interval in found]) < 1.2 * known
 
 
-@pytest.mark.parametrize("sds", [(2.0, 1.0, 1.0), (0.3, 0.3, 1.0), (1.0, 2.0, 1.0)])
+@pytest.mark.parametrize("sds", [(2.0, 1.0, 1.0), (0.3, 0.3, 1.0)])
 def test_few_runs_whose_choices_matter_hold_less_often_than_they_say(sds: tuple[float, float, float]) -> None:
     """Values of two runs often agree by chance; docs/metrics.md has the shares."""
 
@@ -153,16 +151,18 @@ def test_a_difference_is_paired(tmp_path: Path) -> None:
 def test_samples_without_a_number_and_metrics_of_some_runs_are_left_out(
     rng: Generator, tmp_path: Path
 ) -> None:
-    values = rng.normal(size=SCORED)
-    score = {"psnr": Score(1.0, SCORED)}
-    holey = [float("inf"), *values[1:].tolist()]
+    values, score = rng.normal(size=SCORED).tolist(), {"psnr": Score(1.0, SCORED)}
     folders = [
-        run_folder(tmp_path / "a", {"psnr": holey}, PSNR, score),
-        run_folder(tmp_path / "b", {"psnr": values.tolist()}, PSNR, score),
+        run_folder(tmp_path / name, {"psnr": [first, *values[1:]]}, PSNR, score)
+        for name, first in (("a", float("inf")), ("b", values[0]))
     ]
     mean = cross_runs(folders)["psnr"].mean
-    assert (mean.n, mean.value) == (SCORED - 1, pytest.approx(values[1:].mean()))
+    assert (mean.n, mean.value) == (SCORED - 1, pytest.approx(np.mean(values[1:])))
     assert cross_runs([*folders, run_folder(tmp_path / "c", {}, PSNR)]) == {}
+    records = folders[1] / "samples.jsonl"
+    records.write_text(records.read_text().replace("prompt 7", "prompt 8"))
+    with pytest.raises(SampleSetError, match="sample 14 has prompt "):
+        cross_runs(folders)
 
 
 def test_answers_that_all_agree_have_an_interval_of_positive_width(tmp_path: Path) -> None:
@@ -185,24 +185,19 @@ def test_answers_that_all_agree_have_an_interval_of_positive_width(tmp_path: Pat
         assert images["psnr"].mean.interval == (0, 0)
 
 
-def test_runs_of_other_samples_are_not_crossed(rng: Generator, tmp_path: Path) -> None:
-    folders = make_runs(tmp_path, rng.normal(size=(SCORED, 3)))
-    path = folders[2] / "samples.jsonl"
-    path.write_text(path.read_text().replace("prompt 7", "prompt 8"))
-    with pytest.raises(SampleSetError, match="sample 14 has prompt "):
-        cross_runs(folders)
-
-
 def test_a_part_over_runs_has_at_least_its_own_interval_and_ends_at_its_range(tmp_path: Path) -> None:
     """Seeds that agree do not tell how other prompts would do; 100 is the most that the score can be."""
 
     def make(values: list[float], reach: float) -> list[Path]:
         metrics = {"geneval2[x]/count": MetricSpec("higher", detail=True)}
-        scores = [Score(one, 60, ci95=(one - reach, one + reach), ci="bootstrap") for one in values]
-        folder = tmp_path / f"{values[0]}-{reach}"
         return [
-            run_folder(folder / str(number), {}, metrics, {"geneval2[x]/count": score})
-            for number, score in enumerate(scores)
+            run_folder(
+                tmp_path / f"{one} {reach}",
+                {},
+                metrics,
+                {"geneval2[x]/count": Score(one, 60, ci95=(one - reach, one + reach), ci="bootstrap")},
+            )
+            for one in values
         ]
 
     own = cross_runs(make([50.0, 50.1, 50.2], 3.0))["geneval2[x]/count"].mean

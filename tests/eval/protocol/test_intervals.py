@@ -10,7 +10,6 @@ from scipy import stats
 
 from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.distribution.frechet import frechet_distance
-from kvbench.eval.geneval.score import summarise_verdicts
 from kvbench.eval.protocol.intervals import (
     SEED,
     STATISTIC_RESAMPLES,
@@ -97,32 +96,23 @@ def test_the_distances_to_the_ends_of_strata_add_as_squares() -> None:
     assert combine_strata([1.0, 2.0], [parts[0], None]) is None
 
 
-CLUSTERS = [f"text {number // 2}" for number in range(24)]
-VALUES = np.random.default_rng(1).gamma(1.0, size=24)
-
-
 def test_a_quantile_is_resampled_by_cluster() -> None:
+    clusters, values = [number // 2 for number in range(24)], np.random.default_rng(1).gamma(1.0, size=24)
+
     def find(positions: np.ndarray) -> float:
-        return float(np.quantile(VALUES[positions], 0.9))
+        return float(np.quantile(values[positions], 0.9))
 
-    interval = resample_statistic(find, find(np.arange(24)), CLUSTERS)
+    value = find(np.arange(24))
+    interval = resample_statistic(find, value, clusters)
     rows = np.random.default_rng(SEED).integers(12, size=(STATISTIC_RESAMPLES, 12))
-    slow = []
-    for row in rows:
-        drawn = [VALUES[2 * cluster + one] for cluster in row for one in (0, 1)]
-        slow.append(np.quantile(drawn, 0.9))
+    slow = [
+        np.quantile([values[2 * cluster + one] for cluster in row for one in (0, 1)], 0.9) for row in rows
+    ]
     factor = np.sqrt(12 / 11) * find_quantile(12) / 1.959964
-    value, ends = find(np.arange(24)), np.percentile(slow, (2.5, 97.5))
-    assert interval is not None
-    assert (interval.low, interval.high) == pytest.approx(
-        tuple(value + factor * (end - value) for end in ends)
-    )
-    assert interval.replicates is not None
+    ends = value + factor * (np.percentile(slow, (2.5, 97.5)) - value)
+    assert (interval.low, interval.high) == pytest.approx(tuple(ends))
     assert interval.replicates.values == pytest.approx(slow)
-
-
-def test_one_cluster_has_no_interval() -> None:
-    assert resample_statistic(lambda _: 1.0, 1.0, ["one"] * 5) is None
+    assert resample_statistic(find, value, ["one"] * 24) is None
 
 
 # Class-conditional sets
@@ -132,14 +122,11 @@ def labels(classes: int, each: int) -> list[str]:
     return [str(index % classes) for index in range(classes * each)]
 
 
-@pytest.mark.parametrize(
-    ("classes", "each", "groups"), [(100, 50, 10), (1000, 50, 10), (10, 40, 20), (8, 7, 7)]
-)
+@pytest.mark.parametrize(("classes", "each", "groups"), [(100, 50, 10), (10, 40, 20), (8, 7, 7)])
 def test_every_group_has_as_many_samples_of_every_class(classes: int, each: int, groups: int) -> None:
     clusters = labels(classes, each)
-    dealt = assign_groups(clusters)
     counts = np.zeros((classes, groups))
-    np.add.at(counts, ([int(one) for one in clusters], dealt), 1)
+    np.add.at(counts, ([int(one) for one in clusters], assign_groups(clusters)), 1)
     assert (counts == each / groups).all()
 
 
@@ -192,7 +179,7 @@ def test_the_jackknife_of_a_distance_leaves_samples_out_on_both_sides() -> None:
 # Shares
 
 
-@pytest.mark.parametrize(("right", "count"), [(20, 20), (0, 20), (13, 20), (79, 80), (500, 1000)])
+@pytest.mark.parametrize(("right", "count"), [(20, 20), (0, 20), (79, 80)])
 def test_a_share_has_the_interval_of_wilson(right: int, count: int) -> None:
     expected = stats.binomtest(right, count).proportion_ci(method="wilson")
     found = share_interval([1.0] * right + [0.0] * (count - right))
@@ -212,15 +199,6 @@ def test_equal_answers_to_one_prompt_count_once() -> None:
     assert share_interval([1.0] * 4, ["one"] * 4) is None
 
 
-def test_a_perfect_geneval_is_not_certain() -> None:
-    tags = ["colors"] * 40 + ["counting"] * 40
-    scores = summarise_verdicts("g", tags, [True] * 80, [f"prompt {i // 4}" for i in range(80)])
-    for score in scores.values():
-        assert score.ci95[1] == 1
-        assert 0.5 < score.ci95[0] < 0.95
-    assert scores["g"].ci95[0] > scores["g/colors"].ci95[0]
-
-
 # Coverage: how often an interval holds the truth
 
 
@@ -228,20 +206,16 @@ def coverage(
     draw: Callable[[np.random.Generator], Interval | None], truth: Callable[[], float], rounds: int = 1000
 ) -> float:
     rng = np.random.default_rng(11)
-    hits = 0
-    for _ in range(rounds):
-        found = draw(rng)
-        hits += found.low <= truth() <= found.high
-    return hits / rounds
+    intervals = (draw(rng) for _ in range(rounds))
+    return float(np.mean([found.low <= truth() <= found.high for found in intervals]))
 
 
-@pytest.mark.parametrize("count", [20, 60])
-@pytest.mark.parametrize("shape", ["normal", "laplace"])
+@pytest.mark.parametrize(("shape", "count"), [("normal", 20), ("laplace", 60)])
 def test_means_are_covered(shape: str, count: int) -> None:
     assert coverage(lambda rng: bootstrap(getattr(rng, shape)(size=count)), lambda: 0) >= 0.93
 
 
-@pytest.mark.parametrize("count", [20, 40, 200])
+@pytest.mark.parametrize("count", [20, 200])
 def test_shares_are_covered(count: int) -> None:
     shares = np.linspace(0.5, 0.99, 99)  # of single shares the coverage goes up and down with n
     rng = np.random.default_rng(12)
@@ -255,7 +229,7 @@ def test_shares_are_covered(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", slow_except((60).__eq__, [60, 20, 300]))
-@pytest.mark.parametrize(("won", "lost"), [(0.01, 0.01), (0.05, 0.01), (0.2, 0.1), (0.4, 0.4)])
+@pytest.mark.parametrize(("won", "lost"), [(0.01, 0.01), (0.2, 0.1)])
 @pytest.mark.parametrize("same", [0.0, 1.0])
 def test_differences_of_shares_are_covered(won: float, lost: float, same: float, count: int) -> None:
     def draw(rng: np.random.Generator) -> Interval | None:
@@ -266,7 +240,7 @@ def test_differences_of_shares_are_covered(won: float, lost: float, same: float,
     assert coverage(draw, lambda: won - lost) >= 0.93
 
 
-@pytest.mark.parametrize(("won", "lost", "count"), [(7, 2, 100), (0, 20, 60), (40, 5, 60), (0, 12, 12)])
+@pytest.mark.parametrize(("won", "lost", "count"), [(7, 2, 100), (40, 5, 60), (0, 12, 12)])
 def test_a_difference_of_single_answers_is_that_of_agresti_and_min(won: int, lost: int, count: int) -> None:
     found = change_interval([1.0] * won + [-1.0] * lost + [0.0] * (count - won - lost))
     more, less, total = won + 0.5, lost + 0.5, count + 2
@@ -275,8 +249,7 @@ def test_a_difference_of_single_answers_is_that_of_agresti_and_min(won: int, los
     assert (found.low, found.high) == pytest.approx((max(centre - reach, -1), centre + reach))
 
 
-@pytest.mark.parametrize("count", [20, 60])
-@pytest.mark.parametrize("same", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("count", "same"), [(20, 1.0), (60, 0.5)])
 def test_shares_of_clustered_samples_are_covered(count: int, same: float) -> None:
     prompts = [f"prompt {i // 4}" for i in range(4 * count)]
 
