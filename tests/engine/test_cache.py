@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -58,10 +57,8 @@ def test_ragged_rows_equal_masked_attention(
         assert cache.ledger.tokens_after[segment.index][-1] == sum(held)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sequences", [1, 4])
-def test_bytes_are_exact(dtype: torch.dtype, sequences: int) -> None:
-    spec = small()
+def test_bytes_are_exact() -> None:
+    spec, dtype, sequences = small(), torch.bfloat16, 4
     per_token = 2 * D * dtype.itemsize * sequences
     cache = open_cache(Full(), spec, dtype=dtype)
     run(cache, tokens_of(spec, sequences))
@@ -74,10 +71,13 @@ def test_bytes_are_exact(dtype: torch.dtype, sequences: int) -> None:
     assert ledger.transient_bytes == 3 * 16 * 2 * D * 4 * sequences
     # Layer 1 going from 15 to 42 tokens beside layer 0's 42: its values exist twice, its keys are new already.
     assert ledger.rebuild_bytes == (42 + 42 + 15 / 2) * per_token
+    assert sum(store.bytes for store in cache._stores) == 0  # the last segment is not stored
 
 
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
-def test_a_ledger_is_of_one_generation(kind: type[Drawn] | type[DrawnPerSequence]) -> None:
+def test_a_ledger_is_of_one_generation_and_what_is_released_is_made_again(
+    kind: type[Drawn] | type[DrawnPerSequence],
+) -> None:
     spec = small()
     kept = draw_seen(spec, 3, 0.5)
     again = open_cache(kind(kept), spec)
@@ -86,55 +86,10 @@ def test_a_ledger_is_of_one_generation(kind: type[Drawn] | type[DrawnPerSequence
         fresh = open_cache(kind(kept), spec)
         for out, expected in zip(run(again, inputs), run(fresh, inputs), strict=True):
             torch.testing.assert_close(out, expected, atol=0, rtol=0)
-        assert again.ledger == fresh.ledger
-
-
-def test_the_last_segment_is_never_stored() -> None:
-    spec = small(layers=3)
-    cache = open_cache(Full(), spec)
-    inputs = tokens_of(spec, 2)
-    run(cache, inputs)
-    assert sum(store.bytes for store in cache._stores) == 0
-    assert max(cache.ledger.tokens_after[-1]) == spec.full_tokens
-
-
-class Comparing(Full):
-    """Asks for the keys of the segment before."""
-
-    uses = Uses(previous_keys=True)
-
-    static: ClassVar[bool] = False
-
-    def keep(self, view: View) -> None:
-        if view.segment.index:
-            view.previous_keys()
-
-
-def test_keys_that_are_compared_do_not_keep_the_projection_they_lie_in() -> None:
-    spec = small(sides=(1, 2, 3, 4))
-    cache = open_cache(Comparing(), spec)
-    cache.reset(2)
-    for segment in spec.segments[:-1]:
-        cache.begin(segment)
-        for layer in range(spec.layers):
-            q, k, v = torch.randn(2, segment.length, 3, spec.heads, D).permute(2, 0, 3, 1, 4)
-            cache.attend(layer, q, k, v)
-            before = cache._stores[layer].previous_keys
-            assert before is not None
-            assert before.untyped_storage().nbytes() == k.nbytes
-
-
-def test_what_is_released_is_made_again() -> None:
-    spec = small()
-    cache = open_cache(Full(), spec)
-    inputs = tokens_of(spec, 2)
-    first = run(cache, inputs)
-    ledger, layouts = cache.ledger, cache.held.layouts
-    cache.release()
-    assert cache._storage.arena.size == 0
-    assert (cache.ledger, cache.held.layouts) == (ledger, layouts)
-    for out, expected in zip(run(cache, inputs), first, strict=True):
-        torch.testing.assert_close(out, expected, atol=0, rtol=0)
+        layouts = again.held.layouts
+        again.release()
+        assert again._storage.arena.size == 0
+        assert (again.ledger, again.held.layouts) == (fresh.ledger, layouts)
 
 
 def test_exceeding_the_budget_names_layer_and_segment() -> None:
@@ -151,48 +106,22 @@ def test_exceeding_the_budget_names_layer_and_segment() -> None:
     assert lenient.ledger.peak_tokens == spec.full_tokens
 
 
-@dataclass
-class Failing(Drawn):
-    """Breaks once, in the middle of a generation."""
+def test_reset_recovers_from_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, errors = small(), [RuntimeError("out of memory")]
+    seen, keep = draw_seen(spec, 3, 0.5), DrawnPerSequence.keep
 
-    armed: bool = True
+    def fail_once(method: DrawnPerSequence, view: View) -> Tensor:
+        if errors and view.segment.index == 2 and view.layer == 1:
+            raise errors.pop()
+        return keep(method, view)
 
-    def keep(self, view: View) -> Tensor:
-        """Slots that the next segment sees."""
-        if self.armed and view.segment.index == 2 and view.layer == 1:
-            self.armed = False
-            raise RuntimeError("out of memory")
-        return super().keep(view)
-
-
-def test_reset_recovers_from_an_exception() -> None:
-    spec = small()
-    seen = draw_seen(spec, 3, 0.5)
-    cache = open_cache(Failing(seen), spec)
-    inputs = tokens_of(spec, 2)
+    monkeypatch.setattr(DrawnPerSequence, "keep", fail_once)
+    cache, inputs = open_cache(DrawnPerSequence(seen), spec), tokens_of(spec, 2)
     with pytest.raises(RuntimeError, match="out of memory"):
         run(cache, inputs)
     close(run(cache, inputs), dense(spec, inputs, seen))
     other = tokens_of(spec, 6, seed=1)
     close(run(cache, other), dense(spec, other, seen))
-
-
-@dataclass
-class Attending(DrawnPerSequence):
-    """A method that looks at data and chooses what is attended to; it notes what it is asked."""
-
-    uses = Uses(sparse_reads=True)
-
-    def __post_init__(self) -> None:
-        self.asked: list[str] = []
-
-    def select_attended(self, view: View) -> Tensor | None:
-        self.asked.append(f"attend {view.segment.index}")
-        return None
-
-    def keep(self, view: View) -> Tensor:
-        self.asked.append(f"keep {view.segment.index}")
-        return super().keep(view)
 
 
 @dataclass
@@ -223,17 +152,6 @@ def test_a_method_that_decides_jointly_sees_all_layers_before_any_is_cut() -> No
     queries = 2 * 2 * 4 * D * 4  # of a layer's prompt, 2 sequences of 2 heads; those of both layers wait
     assert caches[0].ledger == replace(caches[1].ledger, state_bytes=2 * queries)
     assert method.asked == ["compare 0", "compare 1", "keep 0", "keep 1"] * (len(spec.segments) - 1)
-
-
-def test_a_method_chooses_what_is_attended_to_before_what_is_kept() -> None:
-    """On every device, so that a method may keep what it worked out on the way."""
-    spec = small()
-    method = Attending(draw_seen(spec, 0, 1.0))
-    run(open_cache(method, spec), tokens_of(spec, 2))
-    last = len(spec.segments) - 1
-    layers = [1] * spec.layers
-    expected = [word for at in range(last) for _ in layers for word in (f"attend {at}", f"keep {at}")]
-    assert method.asked == expected + [f"attend {last}" for _ in layers]
 
 
 def test_a_segment_that_drops_nothing_asks_for_no_scores_and_one_table(

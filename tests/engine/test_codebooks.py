@@ -38,22 +38,14 @@ def calibrated(
     return observer
 
 
-def test_shapes_are_those_it_tells_and_levels_ascend() -> None:
-    codebooks = calibrated().average()
+@pytest.mark.parametrize("spec", [SPEC, ModelSpec("steps", 2, 2, D, next_token(5, [4] * 4))])
+def test_shapes_are_those_it_tells_and_levels_ascend(spec: ModelSpec) -> None:
+    codebooks = calibrated(spec, seeds=[0]).average()
     assert {name: tuple(codebook.shape) for name, codebook in codebooks.items()} == Codebooks().tensor_shapes(
-        SPEC
+        spec
     )
-    assert codebooks["keys_4"].shape == (2, 2, 3, D, 16)
     for name in ("keys_2", "keys_3", "values_4"):
         assert (codebooks[name].diff(dim=-1) >= 0).all()
-    steps = ModelSpec("steps", 2, 2, D, next_token(5, [4] * 4))
-    assert calibrated(steps).average()["values_3"].shape == (
-        2,
-        2,
-        2,
-        D,
-        8,
-    )  # the prompt, and all that follows
 
 
 def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
@@ -66,12 +58,9 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
         def accumulate(self, view: View) -> None:
             if view.segment.index == 2:
                 for bits in (16, 8, 4, 3, 2):
-                    keys, values = view.read_back(view.keys(), view.values(), view.segment, bits)
-                    errors = [
-                        ((found - x).square().mean() / x.square().mean())
-                        for found, x in ((keys, view.keys()), (values, view.values()))
-                    ]
-                    seen.setdefault(bits, []).extend(errors)
+                    given = view.keys(), view.values()
+                    pairs = zip(view.read_back(*given, view.segment, bits), given, strict=True)
+                    seen[bits] = [(found - x).square().mean() / x.square().mean() for found, x in pairs]
 
     cache = open_cache(Reader(), SPEC, codebooks=codebooks)
     inputs = [[(q, 3 * k, v) for q, k, v in layers] for layers in tokens_of(SPEC, 2, 99)]
@@ -81,7 +70,7 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
         assert max(map(float, seen[bits])) < limit
 
 
-@pytest.mark.parametrize("bits", [16, 8, 3])
+@pytest.mark.parametrize("bits", [8, 3])
 def test_a_view_reads_back_what_a_cache_stores(bits: int) -> None:
     codebooks, rotation, inputs = make_codebooks(SPEC), make_rotation(SPEC), tokens_of(SPEC, 2)
     read: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -107,11 +96,7 @@ def test_a_view_reads_back_what_a_cache_stores(bits: int) -> None:
 
 
 def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
-    end = SPEC.segments[-1].end
-    rotation = torch.polar(
-        torch.ones(end, D // 2), torch.rand(end, D // 2, generator=torch.Generator().manual_seed(1)) * 6
-    )
-    plain = calibrated().average()
+    rotation, plain = make_rotation(SPEC), calibrated().average()
     observer = calibrated(
         change=lambda at, k, v: (rotate(k, rotation[at.start : at.end]), v), rotation=rotation
     )
@@ -122,9 +107,7 @@ def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
 
 
 def test_imagined_numbers_have_the_mean_and_deviation_of_the_channel() -> None:
-    samples = (
-        torch.randn(2, 3, 40) * torch.tensor([1.0, 5, 0.1])[:, None] + torch.tensor([0.0, -7, 2])[:, None]
-    )
+    samples = torch.randn(2, 3, 40) * torch.tensor([[1.0], [5], [0.1]]) + torch.tensor([[0.0], [-7], [2]])
     found = augment_samples(samples, 512)
     assert torch.allclose(found.mean(-1), samples.mean(-1), atol=0.1)
     assert torch.allclose(found.std(-1), samples.std(-1), rtol=0.1)

@@ -1,8 +1,8 @@
 """Recordings: work captured aside and repeated, host copies made once, rows of the length that is claimed."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -17,117 +17,56 @@ from kvbench.methods.shared.hook_results import WrongTensor
 from tests.support.engine import open_cache, run, small, tokens_of
 
 
-class FakeStream:
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self.log = name, log
-
-    def wait_stream(self, other: "FakeStream") -> None:
-        self.log.append(f"{self.name} waits for {other.name}")
-
-
 @pytest.fixture
-def streams() -> Iterator[list[int]]:
-    """The devices for which streams were made."""
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[MagicMock]:
+    """A driver that only takes notes of what it is asked for, in the place of torch's functions."""
+    driver = MagicMock(default_generators=("generator 0", "generator 1"))
+    driver.current_device.return_value = 1
+    driver.CUDAGraph.side_effect = (getattr(driver, f"graph{number}") for number in range(9))
+    names = "CUDAGraph Stream stream current_device current_stream default_generators empty_cache"
+    for name in names.split():
+        monkeypatch.setattr(torch.cuda, name, getattr(driver, name))
     for once in (_find_stream, _hold_generator):
         once.cache_clear()
-    yield []
+    yield driver
     for once in (_find_stream, _hold_generator):
         once.cache_clear()
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch, streams: list[int]) -> list[str]:
-    """What a driver that only takes notes was asked for."""
-    notes: list[str] = []
-    made: list[object] = []
-
-    class FakeGraph:
-        def __init__(self) -> None:
-            made.append(self)
-            self.number = len(made)
-
-        def register_generator_state(self, generator: str) -> None:
-            notes.append(f"{self.number} registers {generator}")
-
-        def pool(self) -> str:
-            return f"pool of {self.number}"
-
-        def capture_begin(self, pool: str | None, mode: str) -> None:
-            notes.append(f"begin {self.number} in {pool}")
-
-        def capture_end(self) -> None:
-            notes.append(f"end {self.number}")
-
-        def replay(self) -> None:
-            notes.append(f"replay {self.number}")
-
-    @contextmanager
-    def on(stream: FakeStream):
-        notes.append(f"on {stream.name}")
-        yield
-        notes.append(f"off {stream.name}")
-
-    def make_stream(device: int) -> FakeStream:
-        streams.append(device)
-        return FakeStream("side", notes)
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "Stream", make_stream)
-    monkeypatch.setattr(torch.cuda, "default_generators", ("generator 0", "generator 1"))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream("main", notes))
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    return notes
-
-
-def test_work_is_captured_aside_and_repeated_at_will(
-    log: list[str], streams: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_is_captured_aside_and_repeated_at_will(driver: MagicMock) -> None:
     CudaGraphs()  # an error of allocation inside torch's own registration would end the process
-    graphs, place = CudaGraphs(), torch.zeros(1)
-    out, repeat = graphs(lambda: log.append("work") or place)
+    graphs = CudaGraphs()
+    out, repeat = graphs(driver.work)
     repeat()
     repeat()
-    assert out is place
-    assert log == [
-        "1 registers generator 1",
-        "side waits for main", "on side", "begin 2 in None", "work", "end 2", "off side", "main waits for side",
-        "replay 2", "replay 2",
+    assert out is driver.work.return_value
+    assert [name for name, *_ in driver.mock_calls if "." in name or name == "work"] == [
+        "graph0.register_generator_state",
+        "Stream().wait_stream", "stream().__enter__", "graph1.capture_begin", "work", "graph1.capture_end",
+        "stream().__exit__", "current_stream().wait_stream",
+        "graph1.replay", "graph1.replay",
     ]  # fmt: skip
-    log.clear()
-    graphs(lambda: place)
-    assert "begin 3 in pool of 2" in log
-    assert streams == [1]  # cuBLAS keeps a workspace for every stream
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: log.append("empty"))
+    driver.graph0.register_generator_state.assert_called_once_with("generator 1")
+    driver.graph1.capture_begin.assert_called_once_with(None, "thread_local")
+    driver.stream.assert_called_once_with(driver.Stream.return_value)
+    graphs(driver.work)
+    driver.graph2.capture_begin.assert_called_once_with(driver.graph1.pool(), "thread_local")
     graphs.make_room()
-    assert log[-1] == "empty"
+    driver.empty_cache.assert_called_once()
     graphs.clear()
-    graphs(lambda: place)
-    assert "begin 4 in None" in log
-    assert streams == [1]
+    graphs(driver.work)
+    driver.graph3.capture_begin.assert_called_once_with(None, "thread_local")
+    driver.Stream.assert_called_once_with(1)  # cuBLAS keeps a workspace for every stream
 
 
-def test_a_capture_that_fails_ends(log: list[str]) -> None:
-    def fail() -> torch.Tensor:
-        raise ValueError("as work may")
-
-    with pytest.raises(ValueError, match="as work may"):
-        CudaGraphs()(fail)
-    assert log[-1] == "end 2"
-
-
-def test_the_error_of_work_survives_a_capture_that_it_broke(
-    log: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken", [None, RuntimeError("operation failed due to a previous error")])
+def test_a_capture_that_fails_ends_and_its_error_survives(
+    driver: MagicMock, broken: Exception | None
 ) -> None:
-    def fail() -> torch.Tensor:
-        raise torch.OutOfMemoryError("as work may")
-
-    def end(_: object) -> None:
-        raise RuntimeError("operation failed due to a previous error during capture")
-
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", end)
+    driver.graph1.capture_end.side_effect = broken
     with pytest.raises(torch.OutOfMemoryError, match="as work may"):
-        CudaGraphs()(fail)
+        CudaGraphs()(MagicMock(side_effect=torch.OutOfMemoryError("as work may")))
+    driver.graph1.capture_end.assert_called_once()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

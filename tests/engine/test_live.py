@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -20,10 +19,8 @@ from kvbench.methods.triattention import QueryCentres, TriAttention
 from tests.support.engine import D, open_cache, tokens_of
 
 METHODS: dict[str, Callable[[], Method]] = {
-    "layers": lambda: TriAttention(shared="layers", horizon=8),
     "all": lambda: TriAttention(shared="all", horizon=8, recent=1),
     "layers, ema": lambda: TriAttention(shared="layers", horizon=8, refresh=2, ema=0.5),
-    "none": lambda: TriAttention(horizon=8),
     "h2o": H2O,
     "adakv": lambda: AdaKV(window=1),
     "snapkv": lambda: SnapKV(window=1, queries="last"),
@@ -31,20 +28,6 @@ METHODS: dict[str, Callable[[], Method]] = {
 }
 SLOT_BYTES = 2 * D * 4
 """Bytes of a key and a value in float32."""
-
-
-class Moment(NamedTuple):
-    """What is alive after a layer of a full segment, counted from tensors, beside the ledger's entry.
-
-    Attributes:
-        slots: stored slots of all sequences.
-        recorded: the same by the ledger at that moment.
-        other_bytes: bytes of everything except stored slots.
-    """
-
-    slots: int
-    recorded: int
-    other_bytes: int
 
 
 def find_tensors(x: object) -> Iterator[Tensor]:
@@ -69,24 +52,22 @@ def count_bytes(tensors: Iterator[Tensor]) -> int:
     return total
 
 
-def look(cache: KVCache, layer: int) -> Moment:
-    """Count what is alive now."""
+def look(cache: KVCache, layer: int) -> tuple[int, int, int]:
+    """Return stored slots of all sequences, counted from tensors and by the ledger, and bytes of all else alive."""
     slots = sum(
         len(store.keys) * (store.keys.shape[1] - len(store.layout.counts) * store.layout.free_slots)
         for store in cache._stores
     )
     waiting = [(one.q, one.k, one.v) for one in cache._waiting]
     live = count_bytes(find_tensors([cache._stores, waiting]))
-    recorded = sum(cache.ledger.held[cache.segment.index][layer]) * cache._batch
-    return Moment(slots, recorded, live - slots * SLOT_BYTES)
+    return slots, sum(cache.ledger.held[cache.segment.index][layer]) * cache._batch, live - slots * SLOT_BYTES
 
 
 def observe(
     cache: KVCache, inputs: Sequence[Sequence[tuple[Tensor, ...]]], padding: list[int] | None, size: int
-) -> list[Moment]:
-    """Run a generation, `size` tokens at a time after the prompt; the last segment stores nothing."""
+) -> Iterator[tuple[int, int, int]]:
+    """Run a generation, `size` tokens at a time after the prompt; look after each layer of a full segment."""
     cache.reset(len(inputs[0][0][0]), padding)
-    moments = []
     for segment, layers in zip(cache.spec.segments, inputs, strict=True):
         cache.begin(segment)
         step = size if segment.index else segment.length
@@ -94,8 +75,7 @@ def observe(
             for layer, qkv in enumerate(layers):
                 cache.attend(layer, *(x[:, :, start : start + step].clone() for x in qkv))
                 if start + step >= segment.length and not segment.last:
-                    moments.append(look(cache, layer))
-    return moments
+                    yield look(cache, layer)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -115,12 +95,10 @@ def test_the_ledger_says_what_is_alive(
     observer = QueryCentres()
     observer.prepare(spec)
     method = METHODS[name]()
-    needs = isinstance(method, TriAttention)
-    artifact = observer.make_random_artifact(spec) if needs else None
+    artifact = observer.make_random_artifact(spec) if isinstance(method, TriAttention) else None
     cache = open_cache(method, spec, min(budget, spec.cached_length), artifact)
-    moments = observe(cache, tokens_of(spec, 2, groups=2), padding, size)
-    assert [one.recorded for one in moments] == [one.slots for one in moments]
-    assert max(one.slots for one in moments) * SLOT_BYTES <= cache.ledger.peak_bytes
+    slots, recorded, others = zip(*observe(cache, tokens_of(spec, 2, groups=2), padding, size), strict=True)
+    assert recorded == slots
+    assert max(slots) * SLOT_BYTES <= cache.ledger.peak_bytes
     if method.uses.joint:
-        beside = cache.ledger.transient_bytes + cache.ledger.state_bytes
-        assert max(one.other_bytes for one in moments) <= beside
+        assert max(others) <= cache.ledger.transient_bytes + cache.ledger.state_bytes

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.core.storage import CODEBOOKS, StorageConfig
-from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.packed.bytes import bound_bytes, predict_bytes
 from kvbench.engine.schedule import sum_tokens
@@ -24,13 +23,13 @@ from tests.support.engine import (
     DrawnPerSequence,
     draw_seen,
     open_cache,
-    prepared,
     run,
     small,
     tokens_of,
 )
 from tests.support.slow_attention import attend_slowly, check_attention, make_codebooks, make_rotation
 from tests.support.slow_storage import SlowStorage
+from tests.support.steps import draw, generate
 
 SCALES = small(layers=2, heads=2, sides=(1, 2, 3, 4))
 STEPS = ModelSpec("steps", 2, 2, D, next_token(5, [4, 4, 4, 4]))
@@ -49,14 +48,9 @@ DTYPES = {"int8": (8, False), "int4": (4, False), "int3": (3, False), "int2": (2
 
 
 ROTATED = {"no layer": (), "all layers": (0, 1), "one layer": (0,)}
+KINDS = (Drawn, DrawnPerSequence)
 CASES = [
-    (
-        dtype,
-        storage,
-        [*ROTATED][(i + j) % 3],
-        (SCALES, STEPS)[(i + j // 3) % 2],
-        (Drawn, DrawnPerSequence)[(i // 2 + j) % 2],
-    )
+    (dtype, storage, [*ROTATED][(i + j) % 3], (SCALES, STEPS)[(i + j // 3) % 2], KINDS[(i // 2 + j) % 2])
     for i, dtype in enumerate(DTYPES)
     for j, storage in enumerate(STORAGES)
 ]
@@ -142,42 +136,25 @@ def test_bytes_are_known_beforehand_and_bounded(dtype: str, storage: str) -> Non
                     assert max(stored) <= a * max(tokens) + b
 
 
-@pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
-def test_a_token_is_quantised_once(kind: type[Drawn]) -> None:
+@pytest.mark.parametrize("how", [StorageConfig(), StorageConfig(group=4, residual=10), STORAGES["codebooks"]])
+def test_a_token_is_quantised_once(how: StorageConfig) -> None:
     spec = small(layers=1, heads=2, sides=(1, 2, 3, 3, 3, 2))
-    for how in (
-        StorageConfig(),
-        StorageConfig("token"),
-        StorageConfig(group=4, residual=10),
-        StorageConfig("codebook", "codebook"),
-        StorageConfig("rotated", "rotated", before_rotation=False),
-    ):
-        cache = open_cache(
-            kind(draw_seen(spec, 5, 0.9)),
-            spec,
-            packing=Packing(4, how),
-            rotation=make_rotation(spec),
-            codebooks=make_codebooks(spec),
-        )
-        known: dict[tuple[int, int, int], Tensor] = {}
-        cache.reset(2)
-        for at, layers in zip(spec.segments[:-1], tokens_of(spec, 2), strict=False):
-            cache.begin(at)
-            cache.attend(0, *layers[0])
-            store = cache._stores[0]
-            batch, rows = store.keys.shape[0], len(store.layout.counts)
-            for sequence, row in product(range(batch), range(rows)):
-                start = int(store.layout.offsets[row])
-                for slot, position in enumerate(
-                    store.layout.positions[row, : store.layout.counts[row]].tolist()
-                ):
-                    found = torch.cat(
-                        (store.keys[sequence, start + slot], store.values[sequence, start + slot])
-                    )
-                    coded = position < at.end - how.residual - 9 or not how.residual
-                    if coded:
-                        assert torch.equal(known.setdefault((sequence, row, position), found), found)
-        assert known
+    options = {"rotation": make_rotation(spec), "codebooks": make_codebooks(spec)}
+    cache = open_cache(DrawnPerSequence(draw_seen(spec, 5, 0.9)), spec, packing=Packing(4, how), **options)
+    known: dict[tuple[int, int], Tensor] = {}
+    cache.reset(2)
+    for at, layers in zip(spec.segments[:-1], tokens_of(spec, 2), strict=False):
+        cache.begin(at)
+        cache.attend(0, *layers[0])
+        store = cache._stores[0]
+        for row, (start, count) in enumerate(
+            zip(store.layout.offsets.tolist(), store.layout.counts, strict=True)
+        ):
+            for slot, position in enumerate(store.layout.positions[row, :count].tolist(), start):
+                found = torch.cat((store.keys[:, slot], store.values[:, slot]))
+                if position < at.end - how.residual - 9 or not how.residual:
+                    assert torch.equal(known.setdefault((row, position), found), found)
+    assert known
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -195,35 +172,13 @@ def test_exempt_layers_store_sixteen_bits(fp8: bool) -> None:
     assert held[0] > held[1] == (held[0] + held[2]) / 2
 
 
-def test_bytes_of_codes_and_scales_by_hand() -> None:
-    spec = SCALES
-    cache = open_cache(Full(), spec, packing=Packing(4, StorageConfig()))
-    run(cache, tokens_of(spec, 2))
-    # A head's sink in 16 bits; 4 and 9 tokens with 8 bytes of codes and a value's scale each, and 8 channels' scales.
-    each = 32 + (4 + 9) * (8 + 4) + 2 * 32
-    assert cache.ledger.sequence_bytes == spec.layers * spec.heads * each
-
-
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
 def test_a_padded_prompt_is_stored_as_it_is_alone(kind: type[Drawn]) -> None:
-    inputs = tokens_of(STEPS, 2)
-
-    def generate(sequences: list[int], padding: list[int]) -> list[Tensor]:
-        method = prepared(kind(draw_seen(STEPS, 4, 0.8)), STEPS)
-        packing = Packing(4, StorageConfig())
-        cache = KVCache(STEPS, method, dtype=torch.float32, packing=packing, rotation=make_rotation(STEPS))
-        cache.reset(len(sequences), padding)
-        out = []
-        for at, layers in zip(STEPS.segments, inputs, strict=True):
-            cache.begin(at)
-            some = [[x[sequences] for x in qkv] for qkv in layers]
-            for token in range(1 if at.index == 0 else at.length):
-                now = slice(None) if at.index == 0 else slice(token, token + 1)
-                out += [cache.attend(layer, *(x[:, :, now] for x in qkv)) for layer, qkv in enumerate(some)]
-        return out
-
-    together = generate([0, 1], [0, 2])
-    for sequence, padding in ((0, 0), (1, 2)):
-        for whole, alone in zip(together, generate([sequence], [padding]), strict=True):
-            first = padding if whole.shape[2] == STEPS.segments[0].length > 4 else 0
-            assert torch.allclose(whole[sequence, :, first:], alone[0, :, first:], atol=1e-5)
+    inputs, padding = draw(STEPS, 2), [0, 2]
+    options = {"packing": Packing(4, StorageConfig()), "rotation": make_rotation(STEPS)}
+    cache = open_cache(kind(draw_seen(STEPS, 4, 0.8)), STEPS, **options)
+    together = generate(cache, inputs, padding)
+    for sequence, behind in enumerate(padding):
+        alone = generate(cache, [tuple(x[[sequence]] for x in qkv) for qkv in inputs], [behind])
+        for whole, one in zip(together, alone, strict=True):
+            assert torch.allclose(whole[sequence, :, behind:], one[0, :, behind:], atol=1e-5)

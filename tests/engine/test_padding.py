@@ -4,7 +4,6 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
-from typing import ClassVar
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ from kvbench.methods.shared.select import sum_by_segment
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
-from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, open_cache, prepared
+from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, open_cache
 from tests.support.steps import PROMPT, agree, draw, generate, masked, shapes
 
 
@@ -108,30 +107,9 @@ def test_a_batch_equals_each_prompt_alone(method: Method, tokens: int, size: int
         assert ids(seen, sequence, spec.heads) == ids(kept, 0, spec.heads, behind)
 
 
-@dataclass
-class Planning(Method):
-    """Keeps everything, and notes where segments begin, their tokens and the last position."""
-
-    static: ClassVar[bool] = True
-    shown: ClassVar[set[tuple[int, int, int]]] = set()
-
-    def keep(self, view: View) -> None:
-        """Keep everything."""
-        self.shown.add((view.segment.start, view.segment.length, int(view.position.max())))
-
-
-def test_a_plan_sees_each_prompt_from_its_first_token() -> None:
-    spec = replace(shapes(rows=(4, 4)), padding_counts=False)
-    generate(open_cache(Planning(), spec), draw(spec, 2), [0, 4])
-    assert Planning.shown == {(0, 6, 5), (6, 4, 9), (0, 2, 1), (2, 4, 5)}
-
-
 def test_one_token_a_row_stays_where_padding_takes_all_the_room() -> None:
     spec = shapes()
-    method = prepared(
-        H2O(), spec, "0.1"
-    )  # two tokens a head, and four of six tokens of the prompt are padding
-    cache = KVCache(spec, method, dtype=torch.float32)
+    cache = open_cache(H2O(), spec, "0.1")  # two tokens a head; four of six tokens of the prompt are padding
     generate(cache, draw(spec, 2), [4, 4])
     assert cache.ledger.peak_tokens == spec.all_heads
 
@@ -169,9 +147,7 @@ class Watching(Method):
         self.shown.append((view.segment.index, view.layer, found))
 
 
-@pytest.mark.parametrize(
-    ("padding", "size"), [([0, 0], 1), ([0, 0], 2), ([0, 0], 100), ([0, 2, 4], 1), ([0, 2, 4], 3)]
-)
+@pytest.mark.parametrize(("padding", "size"), [([0, 0], 1), ([0, 0], 100), ([0, 2, 4], 3)])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_method_is_called_once_per_segment(padding: list[int], size: int, groups: int) -> None:
     spec, method = shapes(5, (4, 2)), Watching()
@@ -226,7 +202,7 @@ def test_calibrations_see_each_prompt_as_it_is_alone(kind: type[Observer]) -> No
     assert summed.abs().sum() > 0
 
 
-def test_padding_that_cannot_be_is_refused() -> None:
+def test_padding_and_tokens_that_cannot_be_are_refused() -> None:
     spec = shapes()
     cache = open_cache(Full(), spec)
     for padding in ([1], [1, PROMPT], [-1, 2]):
@@ -239,3 +215,9 @@ def test_padding_that_cannot_be_is_refused() -> None:
     scales = ModelSpec("scales", 2, 3, D, next_scale([(2, 2), (3, 3)]), 1)
     with pytest.raises(ValueError, match="scales: only prompts of next-token models can be padded"):
         open_cache(Full(), scales).reset(2, [1, 0])
+    for one, part, told in ((spec, 7, "received token 7 of 6"), (scales, 1, "got 1 of 4 tokens")):
+        cache = open_cache(Full(), one)
+        cache.reset(2)
+        cache.begin(one.segments[0])
+        with pytest.raises(ValueError, match=f"segment 0: {told}"):
+            cache.attend(0, *torch.zeros(3, 2, 3, part, D))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,6 @@ from kvbench.engine.schedule import (
     count_free_slots,
     plan_change,
     show_layer,
-    sum_tokens,
 )
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.full import Full
@@ -71,8 +69,3 @@ def test_layers_that_are_alike_share_their_changes() -> None:
     assert [sum(found[layer, last].layout.counts) for layer in range(5)] == [24, 24, 24, 22, 21]
     assert found[0, last] is found[1, last] is found[2, last]
     assert len({id(found[layer, last]) for layer in range(5)}) == 3
-
-
-def test_tokens_are_summed_over_layers_as_they_change_one_by_one() -> None:
-    """Two layers of one head hold 1 and 1, then 4 and 2; while the last segment runs they keep what they have."""
-    assert sum_tokens(np.array([[[1], [1]], [[4], [2]]])).tolist() == [[1, 2], [5, 6], [6, 6]]
