@@ -23,8 +23,8 @@ from kvbench.cli.tasks import new
 from kvbench.cli.tasks.listing import show_list
 from kvbench.cli.tasks.show import split_prompt
 from kvbench.core.config import ConfigError
-from kvbench.extras.share.publish import command as publish
-from kvbench.extras.share.verify import command as verify
+from kvbench.extras.share.publish.command import publish
+from kvbench.extras.share.verify.command import verify
 from tests.support.pages import MARKS, find_commands, list_pages, read_blocks
 from tests.support.places import ROOT
 
@@ -176,13 +176,14 @@ def compose(arguments: list[str]) -> str | None:
     """Compose what a command chooses; plugins of the example are found."""
     if any("kvbench_example" in word or "random_tokens" in word for word in arguments):
         return None  # tests/cli/test_plugins.py runs these
-    readers = {"publish": publish.parse_arguments, "verify": verify.parse_arguments, "list": show_list}
+    readers = {"publish": publish, "verify": verify, "list": show_list}
     try:
         match arguments:
             case ["--version"]:
                 return None
             case ["publish" | "verify" | "list" as program, *words]:
-                readers[program](words)
+                with tempfile.TemporaryDirectory() as folder, chdir(folder):
+                    readers[program](words)
                 return None
             case ["show", *words]:
                 return _compose(tuple(split_prompt(words)[1]))
@@ -192,8 +193,9 @@ def compose(arguments: list[str]) -> str | None:
                     Path("run.py").touch()
                     new.new([word.replace("NAME", "my_words") for word in words])
                 return None
-    except ConfigError as error:
-        return str(error)
+    except ConfigError as error:  # the folders that words name need not exist
+        lacking = re.match(r"(verify: \S+: no such folder|publish: \S+ is not a finished run)", str(error))
+        return None if lacking else str(error)
     return _compose(tuple(word for word in arguments if word != NOT_INSTALLED))
 
 

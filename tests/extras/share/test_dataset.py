@@ -16,7 +16,6 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path
 from kvbench.data.frames import export_frames
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.extras.share.publish.command import parse_arguments
 from kvbench.extras.share.publish.dataset import choose_name, prepare_dataset, read_published
 from kvbench.forced.record import ScoredText
 from kvbench.runs import execute
@@ -307,8 +306,6 @@ def test_the_same_runs_have_the_same_name(made: Path) -> None:
 
 
 def test_an_author_is_named_in_metadata_and_text(made: Path, tmp_path: Path) -> None:
-    assert parse_arguments(["runs/a", "author=Ada L.", "repo=user/name"]).author == "Ada L."
-    assert parse_arguments(["runs/a"]).author is None
     prepare_dataset(read_published([made]), tmp_path / "set", author='Ada: "<b>", #1 |')
     card = hub.DatasetCard.load(tmp_path / "set" / "README.md")
     assert card.data.to_dict()["author"] == 'Ada: "<b>", #1 |'

@@ -9,7 +9,7 @@ import pytest
 
 from kvbench.cli import app
 from kvbench.core.config import ConfigError
-from kvbench.extras.share.publish.command import parse_arguments
+from kvbench.extras.share.publish.command import publish
 from kvbench.extras.share.publish.dataset import choose_name, read_published
 from kvbench.extras.share.publish.upload import upload
 from tests.support.verification import COUNT
@@ -98,4 +98,4 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
 )
 def test_words_that_cannot_be_read_are_named(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_arguments(words)
+        publish(words)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.core.config import ConfigError
-from kvbench.extras.share.verify.command import VerifyRequest, parse_arguments
+from kvbench.extras.share.verify.command import verify
 from kvbench.extras.share.verify.recorded import RecordedJobs, check_targets
-from kvbench.extras.share.verify.verdict import Choice
 from kvbench.runs.record.results import Evaluated
 from tests.support.command_line import Command
 from tests.support.results import made_up
@@ -127,13 +126,6 @@ def test_prompts_of_the_user_are_verified_and_never_quoted(command: Command, tmp
     assert "private" not in out + Path("a.json").read_text()
 
 
-def test_words_are_parsed(tmp_path: Path) -> None:
-    words = [str(tmp_path), "samples=2", "seed=9", "code=a,b", "out=x.json", "by= Eve "]
-    assert parse_arguments(words) == VerifyRequest(
-        tmp_path, Choice(2, 9), Path("x.json"), None, ("a", "b"), "Eve"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -153,7 +145,7 @@ def test_words_are_parsed(tmp_path: Path) -> None:
 )
 def test_wrong_words_end_in_one_line(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        parse_arguments(words)
+        verify(words)
 
 
 def test_a_record_of_many_metrics_ends_in_one_line(tmp_path: Path) -> None:
@@ -172,7 +164,6 @@ def test_folders_without_runs_end_in_one_line(command: Command, tmp_path: Path) 
         (["empty"], "verify: empty: holds no run"),
         (["empty", "code=os"], "code=os: neither a folder nor the name of a package"),
         (["empty", "code=no-name"], "code=no-name: neither"),
-        (["empty", "code=empty"], "code=empty: holds no Python module"),
         (["empty", "code=own_method,"], "code=: neither"),
         (["empty", "out=empty/../empty"], "must be a file name that ends with .json"),
         (["empty", "out=file/x.json"], "out=file/x.json: cannot be written (file is not a folder)"),

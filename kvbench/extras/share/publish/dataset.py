@@ -19,7 +19,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import check_file, hash_path, hash_values, name_sample
 from kvbench.core.links import find_leaving_link, link_or_copy
 from kvbench.data.frames import frame_runs, samples_df, write_frame
-from kvbench.data.publication import RUNS_FILE, SAMPLES_FILE, check_packages, write_file_list
+from kvbench.data.publication import RUNS_FILE, SAMPLES_FILE, write_file_list
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
 from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.files.samples import SampleSet
@@ -116,10 +116,9 @@ def prepare_dataset(
     returns the content of dashboard.html.
 
     Raises:
-        ConfigError: the folder cannot be written, holds other files, or packages are missing.
+        ConfigError: the folder cannot be written, or holds other files.
         SampleSetError: samples are missing or do not match their records.
     """
-    check_packages()
     with replacing(out) as folder:
         _fill(folder, runs)
         card = write_card(runs, licence or UNKNOWN_LICENCE, repo, author)

@@ -6,16 +6,9 @@ from kvbench.core.config import ConfigError
 
 
 def check_repo(repo: str) -> None:
-    """Check a repository's name by the Hub's rules; raise ConfigError if it is wrong or huggingface_hub is missing."""
-    try:
-        from huggingface_hub.utils import (  # type: ignore[attr-defined]
-            HFValidationError,
-            validate_repo_id,
-        )
-    except ImportError:
-        raise ConfigError(
-            f'repo={repo}: huggingface_hub is not installed; pip install "kvbench[text]"'
-        ) from None
+    """Check a repository's name by the rules of huggingface_hub; raise ConfigError if it is wrong."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
+
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ConfigError(f"repo={repo}: must be USER/NAME, a dataset on the Hub")
     try:

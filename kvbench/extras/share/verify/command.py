@@ -5,7 +5,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from kvbench.cli.console import say
 from kvbench.core.config import MAX_SEED, ConfigError
@@ -18,26 +17,6 @@ USAGE = "kvbench verify FOLDER [samples=3] [seed=0] [out=FILE.json] [by=NAME] [w
 KEYS = ("samples", "seed", "out", "by", "weights", "code")
 
 
-class VerifyRequest(NamedTuple):
-    """Request to verify recorded runs.
-
-    Attributes:
-        folder: a run, a folder of runs or a published dataset.
-        choice: choice of samples of each run that are generated again.
-        out: file of the outcome; None for a file beside the folder.
-        weights: folder of weights, prompts and other files that replaces missing files of configurations, or None.
-        code: packages, and folders of modules, beside kvbench whose code may be run.
-        by: name of the verifier, for the outcome; None if it is not given.
-    """
-
-    folder: Path
-    choice: Choice = Choice(3, 0)
-    out: Path | None = None
-    weights: Path | None = None
-    code: tuple[str, ...] = ()
-    by: str | None = None
-
-
 def verify(arguments: Sequence[str]) -> bool:
     """Verify recorded runs, print a line for each, and write the outcome; return whether all are verified.
 
@@ -48,17 +27,28 @@ def verify(arguments: Sequence[str]) -> bool:
         ConfigError: an argument is wrong, or the folder holds no runs.
         OSError: an error of the disk.
     """
-    folder, choice, given, weights, names, by = parse_arguments(arguments)
-    from kvbench.extras.share.verify.dataset import verify_dataset
+    folders, values = split_arguments(arguments, KEYS, USAGE)
+    if len(folders) != 1:
+        raise ConfigError(f"verify: {len(folders)} folders given, name one; {USAGE}")
+    [folder] = folders
+    samples = _read_count("samples", values.get("samples", "3"), 1, 10**6)
+    choice = Choice(samples, _read_count("seed", values.get("seed", "0"), 0, MAX_SEED))
+    weights = Path(values["weights"]).expanduser() if "weights" in values else None
+    if weights is not None and not weights.is_dir():
+        raise ConfigError(f"weights={weights}: no such folder")
+    out = Path(values["out"]).expanduser() if "out" in values else name_verification(folder)
+    if out.suffix != ".json":
+        raise ConfigError(f"out={out}: must be a file name that ends with .json")
+    if (problem := find_obstacle(out.parent)) is not None or out.is_dir():
+        raise ConfigError(f"out={out}: cannot be written ({problem or 'it is a folder'})")
+    by = read_name("by", values["by"]) if "by" in values else None
+    code = open_code(values["code"].split(",") if "code" in values else ())
+    from kvbench.extras.share.verify.dataset import verify_dataset  # these import torch
     from kvbench.extras.share.verify.folders import find_recorded
     from kvbench.extras.share.verify.recorded import RecordedJobs
     from kvbench.extras.share.verify.run import verify_run
     from kvbench.runs.record.provenance import provenance
 
-    out = given or name_verification(folder)
-    if (problem := find_obstacle(out.parent)) is not None or out.is_dir():
-        raise ConfigError(f"out={out}: cannot be written ({problem or 'it is a folder'})")
-    code = open_code(names)
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="kvbench-verify-") as scratch:
         make_job = RecordedJobs(Path(scratch, "runs"), code, weights)
@@ -81,46 +71,20 @@ def open_code(names: Sequence[str]) -> list[str]:
     """Make modules in named folders importable; return the top-level names of code that may be run.
 
     Raises:
-        ConfigError: a name is neither a folder nor a package's, or a folder holds no module.
+        ConfigError: a name is neither a folder nor a package's.
     """
     allowed: list[str] = []
     for name in names:
         folder = Path(name).expanduser()
         if name and folder.is_dir():  # an empty name would be the working directory
-            modules = [
-                path.stem for path in sorted(folder.iterdir()) if path.suffix == ".py" or path.is_dir()
-            ]
-            if not modules:
-                raise ConfigError(f"code={name}: holds no Python module")
             sys.path.insert(0, str(folder.absolute()))
             importlib.invalidate_caches()
-            allowed += modules
+            allowed += [path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()]
         elif name.isidentifier() and name not in sys.stdlib_module_names:
             allowed.append(name)
         else:
             raise ConfigError(f"code={name}: neither a folder nor the name of a package")
     return allowed
-
-
-def parse_arguments(arguments: Sequence[str]) -> VerifyRequest:
-    """Parse the arguments of the command.
-
-    Raises:
-        ConfigError: a key is unknown or has a wrong value, or no or several folders are named.
-    """
-    folders, values = split_arguments(arguments, KEYS, USAGE)
-    if len(folders) != 1:
-        raise ConfigError(f"verify: {len(folders)} folders given, name one; {USAGE}")
-    samples = _read_count("samples", values.get("samples", "3"), 1, 10**6)
-    seed = _read_count("seed", values.get("seed", "0"), 0, MAX_SEED)
-    out, weights = (Path(values[key]).expanduser() if key in values else None for key in ("out", "weights"))
-    if weights is not None and not weights.is_dir():
-        raise ConfigError(f"weights={weights}: no such folder")
-    if out is not None and out.suffix != ".json":
-        raise ConfigError(f"out={out}: must be a file name that ends with .json")
-    code = tuple(values["code"].split(",")) if "code" in values else ()
-    by = read_name("by", values["by"]) if "by" in values else None
-    return VerifyRequest(folders[0], Choice(samples, seed), out, weights, code, by)
 
 
 def _read_count(key: str, text: str, least: int, most: int) -> int:

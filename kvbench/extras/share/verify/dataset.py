@@ -9,31 +9,26 @@ from kvbench.core.files import read_text
 from kvbench.data.frames import TooLargeError, read_table
 from kvbench.data.publication import FILE_LIST, RUNS_FILE, SAMPLES_FILE, list_changes
 from kvbench.data.verification import WHOLE
-from kvbench.eval.files.samples import read_samples
 from kvbench.extras.share.publish.dataset import CARD, PublishedRun, read_runs
 from kvbench.extras.share.verify.record import is_close
 from kvbench.extras.share.verify.verdict import Finding, Verdict
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import format_markdown
-from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import read_results
 
 
 def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:
     """Return the verdict on a dataset's files and tables; `folders` are its runs, with the layout of runs."""
-    findings = dict.fromkeys(_check_files(dataset))
+    findings = list(_check_files(dataset))
     try:
         read = [(folder, read_results(folder)) for folder in folders]
-    except ConfigError as error:
-        return Verdict(WHOLE, (*findings, Finding("tables", str(error), True)))
-    runs = [PublishedRun(folder, results) for folder, results in read if results is not None]
-    for check in (_check_runs_table, _check_samples_table, _check_card):
-        try:
-            findings |= dict.fromkeys(check(dataset, runs))
-        except Exception as error:  # a damaged table may raise anything; the runs are verified
-            is_known = isinstance(error, ConfigError | OSError)
-            said = str(error) if is_known else f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
-            findings[Finding("tables", said, not isinstance(error, TooLargeError))] = None
+        runs = [PublishedRun(folder, results) for folder, results in read if results is not None]
+        findings += _check_runs_table(dataset, runs)
+        findings += _check_card(dataset, runs)
+    except Exception as error:  # a damaged table may raise anything; the runs are verified
+        is_known = isinstance(error, ConfigError | OSError)
+        said = str(error) if is_known else f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        findings.append(Finding("tables", said, not isinstance(error, TooLargeError)))
     return Verdict(WHOLE, tuple(findings), compared=f"{FILE_LIST}, {RUNS_FILE.as_posix()} and {CARD}")
 
 
@@ -59,16 +54,6 @@ def _check_runs_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[F
         wrong = [key for key in {**first, **second} if not is_close(first.get(key), second.get(key))]
         if wrong:
             yield Finding(RUNS_FILE.as_posix(), f"{wrong[0]} of {name} is not as in its results.json")
-
-
-def _check_samples_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
-    """Yield a finding for each run whose prompts or seeds differ between samples.parquet and samples.jsonl."""
-    for run in runs:
-        known = [(s.index, s.prompt, s.seed) for s in read_samples(run.folder / RECORDS).values()]
-        table = read_table(dataset / SAMPLES_FILE, len(known), run.path)
-        if sorted(table.select("index", "prompt", "seed").rows()) != sorted(known):
-            text = f"prompts or seeds of {run.path} are not as in its {RECORDS}"
-            yield Finding(SAMPLES_FILE.as_posix(), text)
 
 
 def _check_card(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import torch
 
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_values, parse_json, read_text
+from kvbench.data.publication import SAMPLES_FILE
 from kvbench.eval.protocol.records import read_fields
 from kvbench.extras.share.verify.verdict import Finding
 from kvbench.runs.code import describe_classes, describe_code, read_pins
@@ -30,22 +31,28 @@ TOLERANCE = 1e-6
 """Maximum relative difference of two numbers that count as equal."""
 
 
-def check_samples(job: Job, records: Mapping[int, SampleRecord], count: int) -> Iterator[Finding]:
+def check_samples(
+    job: Job, records: Mapping[int, SampleRecord], rows: Mapping[int, SampleRecord] | None, count: int
+) -> Iterator[Finding]:
     """Yield a finding for a number of samples, a prompt or a seed that differs from the configuration.
 
-    No finding quotes a prompt of the configuration: it may be a line of any local file that a stranger's run names.
+    `rows` are the published values of each sample; None for a run that is not published. No finding quotes a prompt of
+    the configuration: it may be a line of any local file that a stranger's run names.
     """
     if count != len(job.prompts):
         text = f"counts {count} samples, the configuration gives {len(job.prompts)} prompts"
         yield Finding(FILE, text)
-    elif sorted(records) != list(range(count)):
-        yield Finding(RECORDS, f"its {len(records)} samples are not samples 0 to {count - 1}")
+        return
     given = {prompt.index: (prompt.text, job.settings.seed) for prompt in job.prompts}
-    known = {index: (record.get("prompt"), record.get("seed")) for index, record in records.items()}
-    if wrong := [index for index in known if index in given and known[index] != given[index]]:
-        more = f", as do {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        text = f"has another prompt or seed in {RECORDS} than the configuration gives{more}"
-        yield Finding(f"sample {wrong[0]}", text)
+    for source, samples in ((RECORDS, records), (SAMPLES_FILE.as_posix(), rows)):
+        known = {
+            index: (sample.get("prompt"), sample.get("seed")) for index, sample in (samples or {}).items()
+        }
+        if samples is not None and known.keys() != given.keys():
+            yield Finding(source, f"its {len(known)} samples are not samples 0 to {count - 1}")
+        if wrong := [index for index in known if index in given and known[index] != given[index]]:
+            text = f"has another prompt or seed in {source} than the configuration gives"
+            yield Finding(f"sample {min(wrong)}", text)
 
 
 def check_summary(

@@ -1,9 +1,9 @@
 """Verification of one recorded run."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from kvbench.core.config import UserError
+from kvbench.data.frames import TooLargeError
 from kvbench.engine.ledger import BudgetExceeded
 from kvbench.engine.schedule import predict_row_lengths
 from kvbench.eval.files.kinds import TEXTS, find_kind
@@ -25,7 +25,7 @@ from kvbench.runs.generate.batch import load
 from kvbench.runs.job import Job
 from kvbench.runs.prepare import calibrate_job, prepare_method
 from kvbench.runs.record.earlier import is_earlier
-from kvbench.runs.record.folder import SampleRecord, read_records
+from kvbench.runs.record.folder import read_records
 from kvbench.runs.record.results import Results, read_results
 
 MakeJob = Callable[[Results], tuple[Job, Sequence[str]]]
@@ -47,7 +47,8 @@ def verify_run(run: Recorded, make_job: MakeJob, choice: Choice) -> Verdict:
         findings.append(Finding("ledger", " ".join(str(error).split())))
     except Exception as error:  # a damaged record may raise anything; the other runs are verified
         said, is_known = " ".join(str(error).split()), isinstance(error, UserError | ValueError | OSError)
-        findings.append(Finding("run", said if is_known else f"{type(error).__name__}: {said:.200}", True))
+        said = said if is_known else f"{type(error).__name__}: {said:.200}"
+        findings.append(Finding("run", said, not isinstance(error, TooLargeError)))
     return Verdict(run.name, tuple(findings))
 
 
@@ -58,45 +59,29 @@ def _verify(
     recorded, records = results.provenance or {}, read_records(run.folder)
     use_threads(recorded)
     job, user_keys = make_job(results)
-    findings += check_samples(job, records, results.n)
+    rows = None if run.dataset is None else read_rows(run.dataset, run.name, len(job.prompts))
+    findings += check_samples(job, records, rows, results.n)
     load(job)
     differences, count = list_differences(job, recorded), len(job.prompts)
     obstacles = [*check_weights(job, recorded), *check_code(job, recorded, run.folder)]
     findings += obstacles
-    chosen, drawn, compared = choice.choose(run.name, count), 0, ""
+    chosen, drawn, compared, exact = choice.choose(run.name, count), 0, "", not differences
     if not obstacles:
-        exact = not differences
-        drawn, rule = _draw(job, run.folder, records, results, chosen, findings, exact=exact)
+        calibrations = calibrate_job(job)
+        findings += check_name(job, calibrations, results, run.folder.name)
+        budget = prepare_method(job, calibrations.artifact)
+        findings += check_summary(job, records, budget, results)
+        kind, size = find_kind(job.model.output), job.settings.batch_size
+        # With other rounding a generated text may have another length.
+        lengths = None if kind is TEXTS else predict_row_lengths(job.cache_plan.spec, job.method)
+        rule = Rule(exact, from_shapes=lengths is not None)
+        starts = sorted({index // size * size for index in chosen})
+        chunks = [range(start, min(start + size, count)) for start in starts]
+        for batch in draw_again(job, calibrations, budget, chunks):
+            drawn += len(batch.records)
+            findings += compare_batch(batch, run.folder, kind, records, rule)
         compared = rule.describe()
-    rows = {} if run.dataset is None else read_rows(run.dataset, run.name, count)
-    metrics, more = check_scores(job, run.folder, results, rows, user_keys, exact=not differences)
+    metrics, more = check_scores(job, run.folder, results, rows or {}, user_keys, exact=exact)
     findings += more
     drawing = tuple(chosen), count, drawn, compared
     return Verdict(run.name, tuple(findings), *drawing, tuple(differences), metrics)
-
-
-def _draw(
-    job: Job,
-    folder: Path,
-    records: Mapping[int, SampleRecord],
-    results: Results,
-    chosen: Sequence[int],
-    findings: list[Finding],
-    *,
-    exact: bool,
-) -> tuple[int, Rule]:
-    """Generate the batches of the chosen samples again; return the number of samples and the rule of comparison."""
-    kind, size, count, drawn = find_kind(job.model.output), job.settings.batch_size, len(job.prompts), 0
-    calibrations = calibrate_job(job)
-    findings += check_name(job, calibrations, results, folder.name)
-    budget = prepare_method(job, calibrations.artifact)
-    findings += check_summary(job, records, budget, results)
-    # With other rounding a generated text may have another length.
-    lengths = None if kind is TEXTS else predict_row_lengths(job.cache_plan.spec, job.method)
-    rule = Rule(exact, from_shapes=lengths is not None)
-    starts = sorted({index // size * size for index in chosen})
-    chunks = [range(start, min(start + size, count)) for start in starts]
-    for batch in draw_again(job, calibrations, budget, chunks):
-        drawn += len(batch.records)
-        findings += compare_batch(batch, folder, kind, records, rule)
-    return drawn, rule
