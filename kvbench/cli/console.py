@@ -3,9 +3,7 @@
 import logging
 import os
 import sys
-from shutil import get_terminal_size
-from textwrap import fill
-from typing import ClassVar, NoReturn, TextIO
+from typing import ClassVar, NoReturn
 
 from rich.console import Console
 
@@ -39,31 +37,14 @@ class WarnOnceFilter(logging.Filter):
 ONCE = WarnOnceFilter()
 
 
-class Filled(logging.Formatter):
-    """Formatter of log records for stdout, whose lines are broken as `fill_lines` does."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a record as text."""
-        return fill_lines(super().format(record), sys.stdout)
-
-
-def fill_lines(text: str, stream: TextIO) -> str:
-    """Return text, wrapped at word boundaries if the stream is a terminal; long words stay whole."""
-    if not stream.isatty():
-        return text
-    width = get_terminal_size().columns
-    lines = (fill(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
-    return "\n".join(lines)
-
-
 def say(line: str, style: str | None = None) -> None:
     """Print a line as it is: without markup, highlights or breaks at the terminal's width."""
     CONSOLE.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def stop(problem: str) -> NoReturn:
-    """End the process with an error message, wrapped at word boundaries on a terminal."""
-    sys.exit(fill_lines(f"error: {problem}", sys.stderr))
+    """End the process with an error message."""
+    sys.exit(f"error: {problem}")
 
 
 def show_device(name: str) -> None:

@@ -89,7 +89,7 @@ def test_every_command_ends_in_the_line(
 
 
 CHOSEN = r"""
-method | defaults: [h2o, _self_]~recent: ${method.recent} | method.recent: its value refers to itself;
+method | defaults: [h2o, _self_]~recent: ${method.recent} | method.recent: Recursive interpolation detected
 method | _target_: kvbench.methods.h2o.H2O~nope: 1 | method.nope: no such key; there are
 model | defaults: [infinity_tiny, _self_]~transformer:~  new: ??? | model.transformer.new: missing;
 sweeps | hydra: {sweeper: {params: {method: '${hydra.sweeper.params.method}'}}} | hydra.sweeper.params.meth

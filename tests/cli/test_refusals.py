@@ -67,7 +67,7 @@ method=heatkv sinks=9 | sinks=9: infinity_tiny has 9 segments; use 0 to 8
 task=plan plan.gpu_gib=inf | plan.gpu_gib=inf: must be finite
 prompts=file | prompts.path: missing; set prompts.path=...
 prompts=file prompts.path=XXX.txt | prompts.path=XXX.txt: cannot be read (
-task=status work.folder=XXX | work.folder: a name of 300 characters is too long
+task=status work.folder=XXX | [Errno 36] File name too long: 'xxx
 prompts=file prompts.path=../files/null.jsonl | prompts.path=../files/null.jsonl: line 2: `prompt` must be a
 prompts=file prompts.path=../files/half.jsonl eval=geneval | prompts.path=../files/half.jsonl: line 2: eval=geneval:
 prompts=file prompts.path=../files/good.txt prompts.count=3 | prompts.count=3: ../files/good.txt has 1 prompts;
@@ -128,7 +128,6 @@ model=var_tiny prompts=imagenet eval=none | ... var_tiny needs a class number fr
 """
 """Settings, files, and what does not fit together."""
 WORDS = r"""
--m --cfg all | --multirun and --cfg: exclude each other; leave out --multirun
 publsh x | publsh: no such command; did you mean publish? there are list, ... ; settings are key=value
 Report | Report: no such command; did you mean task=report?
 list method | list method: not a kind and words; did you mean methods? kvbench list methods|
@@ -137,12 +136,13 @@ task=repot --help | task=repot: no such task; did you mean report?
 method=heatkvv -h | method=heatkvv: no such choice; did you mean heatkv?
 task=choose metric=fid_scenes budget=0.1 | metric=fid_scenes: describes a whole set of images, not single
 task=choose metric=pnsr budget=0.1 | metric=pnsr: no such metric; did you mean psnr? choose from psnr, ... list metrics
-task=choose metric=psnr | budget=1: a race among full caches; give a smaller budget
-task=choose metric=psnr methods=[randm,swa] | methods: randm: no such method; did you mean random?
+task=choose | metric=null: task=choose compares methods by one metric;
+task=choose metric=psnr | budget=1.0: a race among full caches; give a smaller one
+task=choose metric=psnr methods=[randm,swa] budget=0.1 | methods: randm does not fit: ... you mean random?
 task=choose metric=psnr shard.count=2 | shard.count=2: processes share a race without shards;
---resolve | --resolve: only with --cfg;
+--resolve | The --resolve flag can only be used in conjunction with --cfg
 --nokey | --nokey: no such option; there are -m,
---config-name=nope | --config-name: not supported;
+--config-name=nope | --config-name=nope: no such option;
 --cfg nope | --cfg: invalid choice: 'nope' (choose from
 method=heatkv.yaml | method=heatkv.yaml: not the name of a choice; set method=heatkv
 method=../method/heatkv | method=../method/heatkv: not the name of a choice; set method=heatkv
@@ -167,7 +167,7 @@ task=dashboard dashboard.bundle=true dashboard.watch=true | dashboard.bundle=tru
 hydra.verbose=3 | hydra.verbose=3: must be true, false or one or more logger names
 -m seed=1,2 hydra.launcher=null | hydra.launcher: must be a group of keys
 ~method.seed | method.seed: no such key
-batch_size=${nope} | batch_size=${nope}: refers to nope, which is not set
+batch_size=${nope} | batch_size: Interpolation key 'nope' not found
 sweeps=first_light | sweeps=first_light: has a file for each model; add model=; there are infinity_2b, 
 -m sweeps=first_light model=emu3_gen | sweeps=first_light: has no file for model=emu3_gen; there are infinity_2b, 
 -m sweeps=nothing | sweeps=nothing: no such choice; choose from ... ; all: kvbench list sweeps
@@ -192,8 +192,8 @@ new method shared | new method shared: kvbench.methods.shared exists
 new package numpy | new package numpy: a folder or an installed package has this name
 new method mine | ... is neither a checkout of kvbench nor a package with an entry point kvbench.plugins
 smoke=3 | smoke=3 ... must be true or false
--sc | -sc ... must be one of install, uninstall or query with one of bash, fish, zsh: -sc install=bash
--sc install=tcsh | -sc: install=tcsh: must be one of install, uninstall or query with one of bash, fish, zsh: -sc
+-sc | Expecting one subcommand from ['install', 'uninstall', 'query'] to be set
+-sc install=tcsh | No completion plugin for 'tcsh' found, available : bash fish zsh
 """
 """Options, lists of a sweep, and commands."""
 VERBS = r"""

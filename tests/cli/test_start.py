@@ -35,7 +35,6 @@ def slow_imports(folder: Path, *arguments: str) -> tuple[list[str], str]:
     [
         (["--help"], "task=status"),
         (["--help", "-v"], "method: adakv, ams_kv"),
-        (["task=choose", "metric=pnsr"], "did you mean psnr?"),
         (["-m", "method=h2o,swa", "--cfg", "job"], "1  method=swa"),
         (["--cfg", "job"], "task: run"),
         (["metod=x"], "did you mean method?"),

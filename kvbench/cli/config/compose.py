@@ -19,7 +19,7 @@ from kvbench.cli.config.command import name_base
 from kvbench.cli.config.instantiate import VERSION_BASE
 from kvbench.cli.config.loader import compose_words, parse_word, use_presets
 from kvbench.cli.config.search_path import list_choices
-from kvbench.cli.config.words import check_against, check_overrides, check_race
+from kvbench.cli.config.words import check_against, check_overrides
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import AUTO, resolve_device, resolve_noise
 from kvbench.core.settings import READING_TASKS, Settings
@@ -113,9 +113,6 @@ def check_values(values: Mapping[str, object]) -> Settings:
     """Check the values of a configuration, and return the settings; raises the errors of `read_settings`."""
     if values.get("sampling") is not None:
         check_preset(values)
-    if values.get("task") == "choose":
-        with hydra_of_kvbench():
-            check_race(values)
     export = values.get("export")
     is_policy = isinstance(export, Mapping) and bool(export.get("policy"))
     # Tasks that read runs make no objects; checking these imports their classes and torch.

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -29,8 +28,6 @@ MAX_LINE = 1200
 """Maximum number of characters of a message."""
 ALIKE = 0.75
 """Minimum similarity of a suggested key; keys of one group share the group's name."""
-SHELLS = ("bash", "fish", "zsh")
-"""Shells for which Hydra completes words."""
 
 
 def is_expected(error: BaseException) -> bool:
@@ -49,7 +46,7 @@ def check_arguments(arguments: list[str]) -> str | None:
         parsed = parse_options(arguments)
         words = job = parsed.overrides
         if parsed.shell_completion:
-            return _check_completion(words)
+            return None  # Hydra checks the words
         runs = parsed.cfg is None and (parsed.multirun or Command.parse(arguments).kind != "option")
         of_hydra = [word for word in words if word.lstrip("+~").startswith("hydra")]
         with hydra_of_kvbench():
@@ -63,14 +60,6 @@ def check_arguments(arguments: list[str]) -> str | None:
     except EXPECTED as error:
         return describe_error(error, job)
     return None
-
-
-def _check_completion(words: Sequence[str]) -> str | None:
-    """Return what is wrong with the words of `--shell_completion`; None if they are valid."""
-    if re.fullmatch(f"(install|uninstall|query)=({'|'.join(SHELLS)})", " ".join(words)):
-        return None
-    given = f"{' '.join(words)}: " if words else ""
-    return f"-sc: {given}must be one of install, uninstall or query with one of {', '.join(SHELLS)}: -sc install=bash"
 
 
 def _list_added_words(words: Sequence[str]) -> list[str]:
@@ -137,10 +126,6 @@ def _describe(error: BaseException, arguments: Sequence[str]) -> str:
     line = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{line}; free disk space and run the same command again to resume"
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        name = Path(str(error.filename)).name.removesuffix(".yaml")  # Hydra adds the suffix to choices
-        key = next((word.partition("=")[0] for word in arguments if name in word), "a path")
-        return f"{key}: a name of {len(name)} characters is too long"
     return _name_files(line, arguments) if isinstance(error, ConfigError) else line
 
 
@@ -182,12 +167,6 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
         return f"{match[1]}: missing; set {match[1]}=... to a choice of {match[1].partition('.')[0]}"
     if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", lines[0]):
         return f"{match[1]}: several values are a sweep; add -m, or write a list as [ ]"
-    if match := re.match(
-        r"(?:Error resolving interpolation|Interpolation key) '(?:\$\{)?(.*?)\}?'", lines[0]
-    ):
-        word = next((word for word in arguments if f"${{{match[1]}" in word), None)
-        if word is not None:
-            return f"{shorten(word)}: refers to {shorten(match[1])}, which is not set"
     if (match := re.match(r"Error merging override (.+)", lines[0])) and cause is not None:
         return f"{shorten(match[1])}: {str(cause).splitlines()[0]}"
     return _name_key(lines)
@@ -196,8 +175,6 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
 def _name_key(lines: Sequence[str]) -> str:
     """Return Hydra's own lines as one line, which begins with the key if a line names it."""
     key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), None)
-    if lines[0] == "Recursive interpolation detected":
-        return f"{key}: its value refers to itself; write a value"
     line = " ".join(dict.fromkeys([lines[0], *(line for line in lines if line.startswith("Key '"))]))
     return line if key is None or line.startswith(key) else f"{key}: {line}"
 

@@ -71,12 +71,6 @@ def list_variants(group: str) -> list[str]:
     return sorted(names)
 
 
-def list_metrics() -> list[str]:
-    """Return the choices of `eval=` except groups of metrics; Hydra must be initialised."""
-    load = GlobalHydra.instance().config_loader().repository.load_config  # type: ignore[attr-defined]
-    return [name for name in list_choices("eval") if load(f"eval/{name}").config]
-
-
 def describe_choice(group: str, name: str) -> str:
     """Return the comment at the top of the file of a choice; Hydra must be initialised."""
     file = f"{group}/{name}.yaml"

@@ -13,16 +13,13 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import Override
 
 from kvbench.cli.config.command import BESIDE, SWEEP_TASKS, Command
-from kvbench.cli.config.instantiate import list_targets
 from kvbench.cli.config.loader import is_about_group
-from kvbench.cli.config.search_path import describe_choice, list_choices, list_metrics
-from kvbench.core.config import ConfigError, shorten, show
+from kvbench.cli.config.search_path import list_choices
+from kvbench.core.config import ConfigError, shorten
 from kvbench.core.settings import GROUPS, RUN_KEYS, TASKS
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.core.suggestions import suggest
 
-COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
-"""Options of Hydra that exclude each other."""
 UNSUPPORTED = ("config_path", "config_name", "config_dir", "experimental_rerun")
 """Hydra's options that would replace kvbench's configuration."""
 OPTIONS = "-m, -v, --help, --version, --cfg, --info and --shell-completion"
@@ -87,24 +84,14 @@ def parse_options(arguments: Sequence[str]) -> Namespace:
         ConfigError: an option is unknown, lacks its value, or does not fit the others.
     """
     parser = get_args_parser()
-    known = {name for action in parser._actions for name in action.option_strings}
+    known = {name for one in parser._actions if one.dest not in UNSUPPORTED for name in one.option_strings}
     for word in arguments:
         if word.startswith("-") and word.partition("=")[0] not in known:
             raise ConfigError(f"{shorten(word)}: no such option; there are {OPTIONS}; settings are key=value")
     parser.error = _refuse  # type: ignore[method-assign,assignment]
     parsed = parser.parse_intermixed_args(list(arguments))
-    for name in UNSUPPORTED:
-        if getattr(parsed, name) is not None:
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(
-                f"{option}: not supported; name a folder with more files by hydra.searchpath=[file://folder]"
-            )
-    commands = [f"--{name}" for name in COMMANDS if getattr(parsed, name)]
-    if len(commands) > 1 and not (commands == ["--multirun", "--cfg"] and parsed.cfg == "job"):
-        raise ConfigError(f"{' and '.join(commands)}: exclude each other; leave out {commands[0]}")
-    for name in ("resolve", "package"):
-        if getattr(parsed, name) and parsed.cfg is None and not (name == "resolve" and parsed.help):
-            raise ConfigError(f"--{name}: only with --cfg; add --cfg job, or leave it out")
+    if parsed.package and parsed.cfg is None:  # Hydra, which checks the other options, would run the job
+        raise ConfigError("--package: only with --cfg; add --cfg job, or leave it out")
     return parsed
 
 
@@ -297,37 +284,3 @@ def check_against(against: str, runs_dir: Path) -> None:
         raise ConfigError(
             f"against={shorten(against)}: neither a method nor the folder of a run in {runs_dir}{methods}"
         )
-
-
-def check_race(values: Mapping[str, object]) -> None:
-    """Check a race's methods and metric by name before torch is imported; Hydra must be initialised.
-
-    Metrics that a comment in `conf/eval` names, and metrics of classes outside kvbench, are checked after the import.
-
-    Raises:
-        ConfigError: an unknown method, a missing or unknown metric, several shards, or only full caches.
-    """
-    methods, metric, shard = (values.get(key) for key in ("methods", "metric", "shard"))
-    if not metric:
-        raise ConfigError("metric: task=choose compares methods by one metric; set it, such as metric=psnr")
-    if isinstance(shard, Mapping) and shard.get("count") != 1:
-        count = show(shard.get("count"))
-        raise ConfigError(f"shard.count={count}: processes share a race without shards; leave it out")
-    for name in methods if isinstance(methods, list) else ():
-        if not (isinstance(name, str) and is_choice("method", name)):
-            near = suggest(str(name), list_choices("method"), "method")
-            raise ConfigError(f"methods: {name}: no such method{near}")
-    is_own = all(target.startswith(("kvbench.", "hydra.")) for target in list_targets(values.get("eval")))
-    word = re.compile(rf"(?<![\w.]){re.escape(strip_part(str(metric)))}(?!\w)")
-    described = (f"{file} {describe_choice('eval', file)}" for file in list_choices("eval"))
-    if is_own and isinstance(metric, str) and not any(map(word.search, described)):
-        raise ConfigError(
-            f"metric={shorten(metric)}: no such metric{suggest(metric, list_metrics(), 'eval')}"
-        )
-    if values.get("budget") == 1 and methods is None and values.get("cache_dtype") == "auto":
-        raise ConfigError("budget=1: a race among full caches; give a smaller budget, such as budget=0.1")
-
-
-def strip_part(metric: str) -> str:
-    """Return the name of a metric without its network and its part, as in `geneval2[scenes]/count`."""
-    return re.split(r"[/\[]", metric)[0]

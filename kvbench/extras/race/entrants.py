@@ -1,6 +1,7 @@
 """Entrants of a race: the methods that fit, the evaluator of its metric, and runs generated block by block."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,7 +14,7 @@ from kvbench.cli.config.compose import compose_job, compose_metrics, read_settin
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.messages import describe_error
 from kvbench.cli.config.search_path import leaving_out, list_choices
-from kvbench.cli.config.words import is_choice, strip_part
+from kvbench.cli.config.words import is_choice
 from kvbench.cli.tasks.job import make_job
 from kvbench.core.bars import make_bar
 from kvbench.core.config import ConfigError, import_target
@@ -104,7 +105,7 @@ def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec
         ConfigError: no evaluator has the metric, it lacks weights or packages, or the metric is of a whole set.
     """
     given, known = dict(cfg.get("eval") or {}), dict[str, None]()
-    for name, node in _list_nodes(given, strip_part(metric)):
+    for name, node in _list_nodes(given, re.split(r"[/\[]", metric)[0]):  # without network and part
         with nullcontext() if name in given else leaving_out(f"eval.{name}"):
             evaluator: Evaluator = instantiate(node)
             known |= dict.fromkeys(evaluator.metrics)
