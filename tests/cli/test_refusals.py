@@ -188,8 +188,8 @@ new metric mine | new metric mine: not a kind and a name
 new method Mine | ... not a module's name; use lower-case letters, digits and single _
 new method class | new method class: not a module's name
 new method heatkv | new method heatkv: method=heatkv exists
-new method shared | new method shared: kvbench.methods.shared exists
-new package numpy | new package numpy: a folder or an installed package has this name
+new method shared | new method shared: kvbench.methods.shared is importable already
+new package numpy | new package numpy: numpy is importable already
 new method mine | ... is neither a checkout of kvbench nor a package with an entry point kvbench.plugins
 smoke=3 | smoke=3 ... must be true or false
 -sc | Expecting one subcommand from ['install', 'uninstall', 'query'] to be set

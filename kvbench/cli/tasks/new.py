@@ -117,9 +117,6 @@ def _check_name(kind: str, name: str) -> None:
         known = list_choices("method")
     if name in known:
         raise ConfigError(f"new {kind} {name}: method={name} exists; choose another name")
-    if kind == "package" and (Path(name).exists() or find_spec(name) is not None):
-        raise ConfigError(
-            f"new package {name}: a folder or an installed package has this name; choose another"
-        )
-    if kind == "method" and find_spec(f"kvbench.methods.{name}") is not None:
-        raise ConfigError(f"new method {name}: kvbench.methods.{name} exists; choose another name")
+    module = name if kind == "package" else f"kvbench.methods.{name}"
+    if find_spec(module) is not None:
+        raise ConfigError(f"new {kind} {name}: {module} is importable already; choose another name")

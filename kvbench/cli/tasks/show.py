@@ -9,7 +9,6 @@ from omegaconf import DictConfig, open_dict
 
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.config.words import check_words
 from kvbench.cli.console import CONSOLE, say, show_device
@@ -49,12 +48,7 @@ def show(words: Sequence[str]) -> None:
         _check_method(cfg, read_settings(cfg))
         ask(cfg, prompt, choose_metrics=not any(re.match(r"[+~]*eval\b", word) for word in settings))
         show_device(cfg.device)
-        try:
-            outcome = complete(cfg, changed=True)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error}{_find_example(cfg) if str(error).startswith('prompt ') else ''}"
-            ) from None
+        outcome = complete(cfg, changed=True)
     from kvbench.report.one_run import show_outcome  # imports numpy
 
     show_outcome(CONSOLE, outcome, verbose=bool(cfg.verbose))
@@ -109,13 +103,3 @@ def ask(cfg: DictConfig, prompt: str, *, choose_metrics: bool) -> None:
         cfg.runs_dir = str(Path(cfg.runs_dir, FOLDER))
         if choose_metrics and kind in METRICS:
             cfg.eval = {name: node for file in METRICS[kind] for name, node in read_metrics(file).items()}
-
-
-def _find_example(cfg: DictConfig) -> str:
-    """Return a hint with the set's first prompt if the model accepts it, else ""."""
-    try:
-        prompt = instantiate(cfg.prompts.of).load()[0]
-        instantiate(cfg.model).check_prompts([prompt.text])
-    except ValueError:
-        return ""
-    return "" if prompt.reading is not None else f"; one that the model takes: {prompt.text!r}"

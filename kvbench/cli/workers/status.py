@@ -173,13 +173,5 @@ def _make_cells(folder: Path) -> list[str]:
         *(str(count) for count in (now.finished, now.running, now.failed, now.missing)),
         f"{now.drawn}/{now.samples}",
         format_seconds(now.seconds),
-        _format_time((folder / PLAN).stat().st_mtime),
+        f"{datetime.fromtimestamp((folder / PLAN).stat().st_mtime):%Y-%m-%d %H:%M}",
     ]
-
-
-def _format_time(seconds: float) -> str:
-    """Return a file's time as local date and time; a dash if it is out of range."""
-    try:
-        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
-    except (ValueError, OverflowError, OSError):
-        return "-"
