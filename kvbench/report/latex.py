@@ -44,18 +44,11 @@ Body = tuple[str, Sequence[str]]
 """Column specification of a table and its lines."""
 Column = tuple[str, str]
 """A metric and the label of a column."""
-GREEK = (
-    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
-    "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "varsigma", "Gamma", "Delta", "Theta",
-    "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
-)  # fmt: skip
-"""Greek letters that LaTeX has commands for."""
 SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "[": "{[}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": r"$<$", ">": r"$>$",
     "|": "$|$", "†": r"$^\dagger$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "→": r"$\rightarrow$", "≤": r"$\leq$",
     "≥": r"$\geq$", "≈": r"$\approx$", "\u2212": r"$-$", "\u00d7": r"$\times$", "∞": r"$\infty$",
-    **{letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωςΓΔΘΛΞΠΣΥΦΨΩ", GREEK, strict=True)},
 }  # fmt: skip
 """LaTeX by character. LaTeX reads a bracket after `\\\\` as the argument of that line break."""
 KNOWN = frozenset("¡¢£¥¦§¨©ª¬®¯°²³µ¶·¹º¼½¾¿Æßæ÷øØıŁłŒœ\u2010\u2011\u2012\u2013—\u2018\u2019“”‡•…‰€™")

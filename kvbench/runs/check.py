@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.config import ConfigError, quote_prompt
@@ -48,8 +48,6 @@ def check_job(job: Job) -> None:
     if job.settings.storage not in (CHANNEL, packing.storage if packing is not None else CHANNEL):
         names = job.settings.cache_dtype, job.method_name
         log.warning("cache_dtype=%s, method=%s: some or all settings of storage have no effect", *names)
-    if job.model.spec.writes_text:
-        _note_image_windows(job)
     job.model.check_files()
     _check_prompts(job, [*job.prompts, *(job.calibration_prompts if is_calibrated else ())])
     _check_metadata(job)
@@ -98,24 +96,6 @@ def _check_method(job: Job) -> None:
             name = f"{_name(prompt)}: {quote_prompt(prompt.text)}"
             raise InfeasibleBudget(f"{name} has {tokens} tokens; {line}") from None
         raise
-
-
-def _note_image_windows(job: Job) -> None:
-    """Warn if a method has windows of images on texts, unless the model's file chooses them."""
-    if job.model.identified.default_windows == "image":
-        return
-    if job.section("windows").get("queries") == "grid" and _has_grid(job.section("method")):
-        log.warning(
-            "method=%s has windows of images on texts of %s: windows=text gives it the windows of papers on texts",
-            job.method_name,
-            job.model.name,
-        )
-
-
-def _has_grid(method: Mapping[str, object]) -> bool:
-    """Return whether a method, or one that it contains, has a window on a grid."""
-    inner = (value for value in method.values() if isinstance(value, Mapping))
-    return method.get("queries") == "grid" or any(map(_has_grid, inner))
 
 
 def _check_prompts(job: Job, prompts: Sequence[Prompt]) -> None:

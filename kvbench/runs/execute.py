@@ -12,7 +12,7 @@ import yaml
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
-from kvbench.core.files import find_obstacle, read_bytes
+from kvbench.core.files import find_obstacle
 from kvbench.eval.files.kinds import find_kind, open_samples
 from kvbench.runs.check import check_job
 from kvbench.runs.code import describe_classes, describe_code, identify_engine, read_pins
@@ -165,10 +165,7 @@ def _begin(job: Job) -> None:
 
 
 def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
-    """Open the folder that belongs to the job's identity, and describe the run in it.
-
-    A damaged configuration is written again: every job of this identity describes the run.
-    """
+    """Open the folder that belongs to the job's identity, and describe the run in it."""
     identity = identify(job, calibrations)
     folder = _locate(job, identity, make=True)
     if not folder.finished():
@@ -178,7 +175,7 @@ def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
         _record_code(job, folder, identity)
     if not (folder.path / "provenance.json").exists() and not (folder.path / "config.yaml").exists():
         folder.write("provenance.json", json.dumps(_describe_provenance(job, calibrations), indent=1))
-    if not _is_whole_yaml(folder.path / "config.yaml"):
+    if not (folder.path / "config.yaml").exists():
         config = yaml.safe_dump(dict(job.config), sort_keys=False, default_flow_style=None)
         folder.write("config.yaml", config)
     return folder
@@ -230,14 +227,6 @@ def _describe_provenance(job: Job, calibrations: Calibrations) -> dict[str, obje
         **({"not_followed": dict(found)} if (found := job.model.ignored_settings) else {}),
         "arithmetic": describe_arithmetic(device, job.model.spec.head_dim, plan.dtype),
     }
-
-
-def _is_whole_yaml(path: Path) -> bool:
-    """Return whether a YAML file exists and holds keys."""
-    try:
-        return isinstance(yaml.safe_load(read_bytes(path)), dict)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return False
 
 
 def is_scored(job: Job, folder: RunFolder, known: Results | None) -> bool:

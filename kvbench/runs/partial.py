@@ -1,12 +1,10 @@
 """Runs that are generated block by block, as far as their samples are needed."""
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain, repeat
 from pathlib import Path
 
 from kvbench.runs.execute import OpenRun, draw_missing, noting_failures, open_run
@@ -16,10 +14,8 @@ from kvbench.runs.job import Busy, Job
 from kvbench.runs.job_identity import identify
 from kvbench.runs.record.folder import LEFT
 
-log = logging.getLogger(__name__)
-
-POLL_SECONDS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds between polls of blocks that other processes generate; they grow, since each poll prepares a cache."""
+POLL_SECONDS = 4.0
+"""Seconds between polls of blocks that other processes generate; each poll prepares a cache."""
 
 
 def begin(job: Job) -> OpenRun:
@@ -42,15 +38,12 @@ def extend(run: OpenRun, block: range, reference: Path | None = None) -> None:
         reference: folder of the full cache's run, which has these samples; None for that run itself.
     """
     run = run._replace(job=replace(run.job, around_block=partial(_refuse_after, block.stop)))
-    for wait in chain(POLL_SECONDS, repeat(POLL_SECONDS[-1])):
-        if len(run.folder.samples(block)) == len(block):
-            return
+    while len(run.folder.samples(block)) < len(block):
         run.folder.note("running")
         with noting_failures(run.folder):
             draw_missing(run, reference)
         if len(run.folder.samples(block)) < len(block):
-            log.debug("%s: waiting for another process to generate samples", run.folder.path.name)
-            time.sleep(wait)
+            time.sleep(POLL_SECONDS)
 
 
 def leave(run: OpenRun) -> None:

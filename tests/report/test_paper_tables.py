@@ -147,7 +147,6 @@ def make_tables_of(texts: Sequence[str]) -> str:
     ("text", "written"),
     [
         ("é ł “x” €", "é ł “x” €"),
-        ("τ=Ω", r"$\tau$=$\Omega$"),
         ("红", r"\unicodeletter{7EA2}{红}"),
         ("a\n\nb\u2028c\x1bd\x00e", "a  b c d e"),
         ("a ≤ b → c|d", r"a $\leq$ b $\rightarrow$ c$|$d"),

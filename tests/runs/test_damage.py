@@ -178,13 +178,3 @@ def test_damage_is_told_or_repaired(whole: Path, tmp_path: Path) -> None:
             faults.append(f"{pattern} {what}, {use}: {fault}")
         shutil.rmtree(root)
     assert not faults, "\n".join(faults)
-
-
-def test_a_damaged_configuration_is_written_again(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    [path] = tmp_path.glob("fake/streaming_llm-*/config.yaml")
-    content = path.read_bytes()
-    for damaged in (b"", b"- 1\n", b"a: [\n", b"\xff\xfe"):
-        path.write_bytes(damaged)
-        execute.run(make_job(tmp_path))
-        assert path.read_bytes() == content

@@ -12,7 +12,6 @@ from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.lazy_eviction import LazyEviction
 from kvbench.methods.shared.base import Method
-from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
@@ -96,19 +95,3 @@ def test_the_longest_prompt_has_the_most_tokens(tmp_path: Path, monkeypatch: pyt
 def test_padding_that_counts_and_bytes_need_the_whole_room(more: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(InfeasibleBudget, match=r"^budget=.*: .* the longest prompt, model\.prompt_tokens=12"):
         check_job(job(tmp_path, H2O(sinks=1), **more))
-
-
-def test_windows_of_images_on_texts_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    grid: dict[str, object] = {"queries": "grid", "window": 16}
-
-    def is_noted(one: Job, method: dict[str, object], windows: str) -> bool:
-        caplog.clear()
-        check_job(replace(one, config={**one.config, "method": method, "windows": {"queries": windows}}))
-        return "method=streaming_llm has windows of images on texts of small: windows=text" in caplog.text
-
-    one = job(tmp_path, SnapKV(sinks=0))
-    assert is_noted(one, {"base": grid}, "grid")
-    assert not is_noted(one, grid, "last")  # the method's own setting
-    assert not is_noted(job_in(tmp_path), grid, "grid")
-    one.model.default_windows = "image"  # the model's file says so
-    assert not is_noted(one, grid, "grid")

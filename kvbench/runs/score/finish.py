@@ -17,7 +17,7 @@ from kvbench.runs.record.costs import Cost, Trace, average_steps, summarise_late
 from kvbench.runs.record.folder import RECORDS, RunFolder, SampleRecord
 from kvbench.runs.record.results import FILE, Results, read_results
 from kvbench.runs.record.sanity import SIGNED_COSTS
-from kvbench.runs.score.scoring import describe_changes, find_pending, score
+from kvbench.runs.score.scoring import find_pending, score
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,6 @@ def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) 
         pending = find_pending(job.evaluators, settings, inputs, known)
         if known is not None and not pending:  # another process scored the run
             return known
-        if known is not None and (changes := describe_changes(pending, inputs, known)):
-            log.info("%s: computed anew: %s", folder.path.name, changes)
         evaluated, metrics = score(
             folder.path, reference, pending, settings, inputs, job.metadata, device, same_seeds=seeds
         )

@@ -41,16 +41,6 @@ def find_pending(
     return {name: one for name, one in evaluators.items() if not is_current(name)}
 
 
-def describe_changes(pending: Mapping[str, Evaluator], inputs: Mapping[str, Inputs], known: Results) -> str:
-    """Return the pending evaluators whose inputs changed since their results, with these inputs; empty if none did."""
-    changes = []
-    for name in pending.keys() & known.evaluated.keys():
-        entry = known.evaluated[name]
-        if names := [] if entry.lacking else find_changes(entry.inputs, inputs[name]):
-            changes.append(f"{name} ({', '.join(names)} changed)")
-    return ", ".join(sorted(changes))
-
-
 def check_evaluators(evaluators: Mapping[str, Evaluator], required: Sequence[str]) -> None:
     """Check, before any work, that required evaluators have what they need; log which other evaluators lack a package.
 
