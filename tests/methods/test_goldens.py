@@ -13,7 +13,7 @@ from kvbench.methods.rkv import RKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.redundancy import measure_redundancy
-from kvbench.methods.shared.select import average_attention, choose_best, score_line, smooth
+from kvbench.methods.shared.select import average_attention, choose_best, smooth
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -61,19 +61,6 @@ def rkv_importance(k: Tensor, q: Tensor) -> Tensor:
     return smooth(average_attention(scores, inside, softmax="prefix", group="max"), "max", 7)
 
 
-def test_rkv_importance_and_redundancy() -> None:
-    g, (k, q) = load_golden("rkv_select"), rkv_inputs()
-    torch.testing.assert_close(
-        rkv_importance(k, q)[:, :-WINDOW], g["importance_pooled"][0], rtol=1e-5, atol=1e-7
-    )
-    torch.testing.assert_close(
-        measure_redundancy(k[0], torch.ones(k[0].shape[:2], dtype=torch.bool), 0.5, 1),
-        g["similarity.last"],
-        rtol=1e-5,
-        atol=1e-7,
-    )
-
-
 @pytest.mark.parametrize("mix", [0.07, 0.1, 0.5])
 def test_rkv_keeps_what_the_authors_keep(mix: float) -> None:
     method = RKV(mix=mix, window=WINDOW, queries="last")
@@ -99,23 +86,6 @@ def test_baselines_of_triattention_keep_what_its_authors_keep() -> None:
     pooled[:, -WINDOW:] = torch.inf
     for row, scores in enumerate(pooled):  # plateaus of the maximum are cut anywhere
         same_best(kept[row], g["keep.snapkv"][row].tolist(), scores)
-
-
-def test_rkv_compares_the_keys_of_each_sequence_where_the_authors_take_the_first_one_s() -> None:
-    first, second = rkv_inputs(), rkv_inputs("batch2")
-    k, q = (torch.cat(both) for both in zip(first, second, strict=True))
-    kept = kept_of(RKV(mix=0.07, window=WINDOW, queries="last"), [(10, 20)], k, q, 64)
-    expected = rows_of(load_golden("rkv_select")["batch2.kept_ids"])
-    assert kept[:HEADS] == expected[:HEADS]
-    alone = kept_of(RKV(mix=0.07, window=WINDOW, queries="last"), [(10, 20)], *second, 64)
-    assert kept[HEADS:] == alone
-    scores = 0.07 * rkv_importance(*second) - 0.93 * measure_redundancy(
-        first[0][0], torch.ones(first[0][0].shape[:2], dtype=torch.bool), 0.5, 1
-    )
-    scores[:, -WINDOW:] = torch.inf
-    theirs = [row.nonzero().squeeze(1).tolist() for row in choose_best(scores, 64)]
-    assert theirs == expected[HEADS:]
-    assert theirs != alone
 
 
 def test_rkv_protects_as_many_near_copies_as_asked() -> None:
@@ -226,34 +196,3 @@ def test_h2o_per_query_is_observed_attention(segments: tuple[Segment, ...]) -> N
     torch.testing.assert_close(method.seen[-1], g["observed.score"].flatten(0, 1), rtol=1e-5, atol=1e-7)
     kept = choose_best(method.seen[-1], 38)
     assert [row.nonzero().squeeze(1).tolist() for row in kept] == rows_of(g["observed.kept"])
-
-
-@dataclass
-class Lines(Method):
-    """Keeps everything and remembers what the segment's last queries give to slots."""
-
-    window: int | None
-    seen: list[Tensor] = field(default_factory=list)
-
-    def keep(self, view: View) -> None:
-        """Scores only."""
-        self.seen.append(score_line(view, "prob", self.window))
-
-
-def test_a_line_of_one_query_is_tova() -> None:
-    k, q = kvpress()
-    method = Lines(1)
-    kept_after(method, next_token(5, [40, 51, 1]), k, q, k.shape[2])
-    every_head = method.seen[-1].unflatten(0, (2, HEADS)).mean(1)  # TOVA has the mean over all heads
-    expected = load_golden("kvpress_scores")["tova.score"]
-    for head in range(HEADS):  # which always keeps the last token
-        torch.testing.assert_close(every_head[:, :-1], expected[:, head, :-1], rtol=1e-5, atol=1e-7)
-
-
-def test_a_line_of_all_queries_is_observed_attention() -> None:
-    k, q = kvpress()
-    method, tokens = Lines(None), k.shape[2]
-    kept_after(method, next_token(tokens, [1]), k, q, tokens)
-    saw = tokens - torch.arange(tokens)  # kvpress divides by the queries that saw a token, a line by all
-    expected = load_golden("kvpress_scores")["observed.score"].flatten(0, 1) * saw / tokens
-    torch.testing.assert_close(method.seen[-1], expected, rtol=1e-5, atol=1e-7)

@@ -1,7 +1,7 @@
 """Tokens that methods keep in a cache, with their keys and values, against plain loops.
 
 Two layers of two heads with two query heads each run a prompt with padding and two segments after it, or five maps. The
-methods that are not here are compared with such loops or other authors' programs in the tests of `ELSEWHERE`.
+methods that are not here are compared with such loops or other authors' programs in tests of their own.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,8 +37,6 @@ from kvbench.methods.triattention import TriAttention
 from tests.methods.kept import contents, futures, merges
 from tests.support import plain_rules as rules
 from tests.support.conformance import artifact_for
-from tests.support.methods import list_methods
-from tests.support.places import ROOT
 from tests.support.plain_cache import MAPS, PADDING, TEXT, Case, check
 from tests.support.plain_rules import compete, keep_best
 
@@ -174,23 +172,11 @@ OF_MAPS: Mapping[str, Callable[[], Case]] = {
         H2O(norm="per_query", observed=5), keep_best(rules.h2o(0.5, 5, per_query=True))
     ),
 }
-ELSEWHERE = {
-    "ams_kv": "test_ams_kv.py", "ams_kv_fixed": "test_ams_kv.py", "binary_heatkv": "heatkv/test_heatkv.py",
-    "binary_heatkv_naive": "heatkv/test_heatkv.py", "cake": "test_layer_shares.py", "full": "test_every_method.py",
-    "hack": "hack/test_hack.py", "hackpp": "hack/test_hackpp.py", "hard_kv": "test_hardkv.py",
-    "headkv": "test_headkv.py", "heatkv": "test_static_methods.py", "heatkv_naive": "test_static_methods.py",
-    "lazy_eviction": "test_lazy_eviction.py", "linear_ar": "test_linear_ar.py", "meda": "test_layer_shares.py",
-    "pricekv": "pricekv/test_pricekv.py", "quest": "test_reading.py",
-    "random_attention": "test_random_attention.py", "scale_groups": "test_static_methods.py",
-    "scalekv": "test_scalekv.py", "sparvar": "test_reading.py", "ssd": "test_ssd.py", "vase": "test_vase.py",
-}  # fmt: skip
-"""Tests of `tests/methods` that compare a method in a cache."""
 
 
-@pytest.mark.parametrize("padding", [PADDING, (0, 0)], ids=["padded", "alike"])
 @pytest.mark.parametrize("name", [*CASES, *OF_TEXTS])
-def test_a_text_keeps_what_the_rule_says(name: str, padding: tuple[int, ...]) -> None:
-    check({**CASES, **OF_TEXTS}[name](), TEXT, padding)
+def test_a_text_keeps_what_the_rule_says(name: str) -> None:
+    check({**CASES, **OF_TEXTS}[name](), TEXT, PADDING)
 
 
 @pytest.mark.parametrize("name", [*CASES, *OF_MAPS])
@@ -201,9 +187,3 @@ def test_maps_keep_what_the_rule_says(name: str) -> None:
 def test_keys_that_do_not_rotate_are_compared_as_they_are() -> None:
     for name in ("leverage", "expected_attention", "capkv"):
         check(CASES[name](), TEXT, PADDING, rotated=False)
-
-
-def test_every_method_has_its_loop() -> None:
-    here = {name.partition(" ")[0] for name in (*CASES, *OF_TEXTS, *OF_MAPS)}
-    assert here | set(ELSEWHERE) == set(list_methods())
-    assert all((ROOT / "tests" / "methods" / path).is_file() for path in ELSEWHERE.values())

@@ -137,17 +137,6 @@ def test_the_table_of_presses_is_that_of_the_page() -> None:
 
 
 @pytest.mark.usefixtures("needs_kvpress")
-@pytest.mark.parametrize("name", ["RandomPress", "SnapKVPress", "CompactorPress"])
-def test_a_sequence_keeps_the_same_alone_and_beside_padded_ones(name: str) -> None:
-    inputs, method = tokens_of(TEXT, 3, groups=GROUPS), KVPress(name, SETTINGS.get(name, {}))
-    together = watch(method, TEXT, inputs, 0.3, padding=[0, 7, 2]).asked
-    first = [[tuple(x[:1] for x in qkv) for qkv in layers] for layers in inputs]
-    alone = watch(KVPress(name, SETTINGS.get(name, {})), TEXT, first, 0.3, padding=[0]).asked
-    assert [one.ids(slice(HEADS)) for one in together] == [one.ids() for one in alone]
-    assert together[0].ids(slice(HEADS)) != together[0].ids(slice(HEADS, 2 * HEADS))
-
-
-@pytest.mark.usefixtures("needs_kvpress")
 def test_scores_of_the_prompt_stay_and_later_tokens_leave_after_them() -> None:
     line = replace(TEXT, layers=1)
     asked = watch(KVPress("KnormPress"), line, tokens_of(line, 1, groups=GROUPS), KEPT).asked

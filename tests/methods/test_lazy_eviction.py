@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.lazy_eviction import LazyEviction, measure_importance
 from kvbench.methods.shared.view import View
-from tests.support.engine import open_cache, run, tokens_of, watch
+from tests.support.engine import tokens_of, watch
 from tests.support.goldens import load_golden
 
 CASES = {"a": (7, 16, 48, 0.02, 0), "b": (10, 20, 50, 0.01, 1)}
@@ -115,11 +115,3 @@ def test_importance_falls_with_quiet_spells_and_in_the_program_with_intervals() 
     just_hit = [measure_importance(torch.zeros(9), interval, f) for f in ("program", "paper")]
     assert (just_hit[0].diff() < 0).all()
     assert (just_hit[1].diff() > 0).all()
-
-
-def test_state_counts_two_numbers_a_slot() -> None:
-    spec, inputs = inputs_of("b")
-    cache = open_cache(LazyEviction(alpha=0.01), spec, 50)
-    run(cache, inputs)
-    rows = spec.heads
-    assert cache.ledger.state_bytes == rows * 50 * 2 * 4

@@ -109,14 +109,9 @@ SCALES = small(layers=1, sides=(1, 2, 3, 4, 5))
     [
         (RandomAttention(), TEXTS, 140, 64),
         (RandomAttention(sinks=1), TEXTS, 108, (108 - PROMPT) // 2),
-        (RandomAttention(), IMAGE, 20, 8),
         (RandomAttention(sinks=1), IMAGE, 16, 6),
         (RandomAttention(sinks=1), SCALES, 12, 0),
         (VaSE(large=0), text(PROMPT, [150, CHUNK]), 140, CHUNK),
-        (VaSE(large=0), TEXTS, 140, 64),
-        (VaSE(sinks=1, large=0), TEXTS, 108, (108 - PROMPT) // 2),
-        (VaSE(large=0), IMAGE, 20, 8),
-        (VaSE(sinks=1, large=0), IMAGE, 16, 6),
         (VaSE(sinks=1, large=0), SCALES, 12, 4),
     ],
 )

@@ -6,21 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from benchmarks.reads import count_pairs
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.core.storage import CHANNEL
-from kvbench.engine.cache import KVCache
-from kvbench.engine.coding.formats import Packing
 from kvbench.methods.full import Full
 from kvbench.methods.hack.plus_plus import HACKPlusPlus
 from kvbench.methods.quest import Quest, bound_pages
 from kvbench.methods.shared.calibration import Observer
-from kvbench.methods.shared.view import View
 from kvbench.methods.sparvar import SparVAR
 from tests.support.engine import D, note_calls, open_cache, prepared, run, tokens_of
-from tests.support.steps import agree, draw, generate
+from tests.support.steps import draw, generate
 
 TEXT = ModelSpec("text", 3, 2, D, next_token(6, [8, 8, 8, 7]), 1, 0.7, group=2)
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (3, 3), (4, 4), (6, 6)]), 1)
@@ -72,23 +67,6 @@ def test_each_token_attends_to_its_best_pages_and_to_nothing_else(padding: list[
             expected = attention @ v[sequence, head, tokens]
             found = out[view.layer][sequence, 2 * head : 2 * head + 2, newest]
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-class Everything(Quest):
-    """Selects all there is, one by one."""
-
-    def select_attended(self, view: View) -> Tensor:
-        return view.position >= 0
-
-
-@pytest.mark.parametrize("packing", [None, Packing(8, CHANNEL)])
-def test_everything_selected_is_the_full_cache(packing: Packing | None) -> None:
-    inputs = draw(TEXT, 2, groups=2)
-    caches = [
-        KVCache(TEXT, prepared(method, TEXT), dtype=torch.float32, packing=packing)
-        for method in (Everything(), Full())
-    ]
-    agree(*(generate(cache, inputs) for cache in caches))
 
 
 def test_later_scales_read_what_the_middle_one_attended_to() -> None:

@@ -1,7 +1,6 @@
 """Shared parts of methods: shares, windows, smoothing, the best slots, competing heads, tokens set aside."""
 
 from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.method import HACK
-from kvbench.methods.pyramidkv import PyramidKV, slope_layers
-from kvbench.methods.rkv import RKV
-from kvbench.methods.scalekv import ScaleKV
+from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.capacities import share_evenly
@@ -25,15 +22,13 @@ from kvbench.methods.shared.select import (
     choose_best,
     choose_window,
     fit_window,
-    smooth,
-    smooth_outside,
     softmax_seen,
 )
 from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.tova import TOVA
-from tests.support.engine import Watched, open_cache, prepared, run, small, tokens_of, watch
+from tests.support.engine import Watched, open_cache, run, small, tokens_of, watch
 
 SPEC = small(layers=2, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
 
@@ -85,32 +80,6 @@ def test_a_window_leaves_half_of_a_small_room(wanted: int, room: int) -> None:
     assert fit_window(wanted, room) == (wanted if 2 * wanted <= room else largest)
 
 
-@given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.sampled_from((1, 3, 5)))
-def test_pooling(values: list[int], size: int) -> None:
-    scores, half = torch.tensor([values], dtype=torch.float32), size // 2
-    for i in range(len(values)):
-        near = values[max(0, i - half) : i + half + 1]
-        assert smooth(scores, "max", size)[0, i] == max(near)
-        assert smooth(scores, "avg", size)[0, i] == pytest.approx(sum(near) / size, abs=1e-6)
-
-
-@given(
-    st.lists(st.lists(st.none() | st.integers(-3, 3), min_size=7, max_size=7), min_size=1, max_size=3),
-    st.sampled_from((1, 3, 5)),
-)
-def test_slots_that_a_row_has_not_are_nobodys_neighbours(rows: list[list[int | None]], size: int) -> None:
-    scores = torch.tensor([[9 if value is None else value for value in row] for row in rows]).float()
-    exists = torch.tensor([[value is not None for value in row] for row in rows])
-    inside = torch.zeros_like(exists)
-    for kind in ("max", "avg"):
-        found = smooth(scores, kind, size, exists)
-        outside = smooth_outside(scores, inside, kind, size, exists=exists)
-        for row, there in enumerate(exists):
-            alone = smooth(scores[row, there][None], kind, size) if there.any() else scores[:1, :0]
-            assert torch.equal(found[row, there], alone[0])
-            assert torch.equal(outside[row, there], alone[0])
-
-
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=4), st.data())
 def test_the_best_slots(rows: list[list[int]], data: st.DataObject) -> None:
     rooms = data.draw(st.lists(st.integers(0, 8), min_size=len(rows), max_size=len(rows)))
@@ -131,7 +100,7 @@ def kept_by(method: Method, inputs: Inputs, budget: str) -> Watched:
     return watch(method, SPEC, inputs, budget, found)
 
 
-@pytest.mark.parametrize("kind", [SnapKV, H2O, RKV, ScaleKV, HACK])
+@pytest.mark.parametrize("kind", [SnapKV, H2O, HACK])
 def test_who_decides(kind: type[Method]) -> None:
     kept = {}
     inputs = tokens_of(SPEC, 4, seed=2)
@@ -178,24 +147,7 @@ def test_the_first_tokens_leave_shapes_and_budget(leading: int, lengths: tuple[i
     assert budget.full == spec.full_tokens == 6 * (9 - leading)
 
 
-def test_scales_lose_their_first_tokens() -> None:
-    scales = ModelSpec("image", 1, 1, 8, next_scale([(1, 1), (2, 2), (3, 3)]))
-    spec, _ = set_aside(scales, Budget(Fraction(5), 5, 1), 0, 3)
-    assert (spec.lengths, spec.cached_length) == ((0, 2, 9), 2)
-
-
 PYRAMID = small(layers=4, heads=3, sides=(1, 2, 3, 4, 5))
-
-
-@given(st.fractions(0, 60, max_denominator=40), st.integers(1, 40), st.floats(1, 50), st.integers(60, 90))
-def test_a_slope_falls_in_equal_steps_and_has_the_mean(
-    mean: Fraction, layers: int, beta: float, upper: int
-) -> None:
-    rooms = slope_layers(mean, layers, beta, upper)
-    assert sum(rooms) == mean * layers
-    assert len({a - b for a, b in pairwise(rooms)}) <= 1
-    assert all(0 <= room <= upper for room in rooms)
-    assert rooms == sorted(rooms, reverse=True)
 
 
 @given(st.fractions(Fraction(1, 25), 1, max_denominator=200), st.integers(0, 2))
@@ -209,11 +161,6 @@ def test_pyramidkv_deals_out_every_token_of_the_budget(share: Fraction, sinks: i
     assert totals == sorted(totals, reverse=True)
     assert min(totals) >= PYRAMID.heads * PYRAMID.leading_tokens(sinks)
     assert max(totals) <= PYRAMID.heads * PYRAMID.cached_length
-
-
-def test_pyramidkv_with_beta_1_is_snapkv_s_even_share() -> None:
-    method = prepared(PyramidKV(beta=1), PYRAMID, "10")
-    assert [method.share(layer, PYRAMID.segments[-2]) for layer in range(PYRAMID.layers)] == [10] * 4
 
 
 @given(st.integers(0, 10**6), st.integers(0, 9), st.floats(0, 1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.ssd import SSD, DistantAttention, count_line, share_classes
+from kvbench.methods.ssd import SSD, DistantAttention, share_classes
 from tests.support.engine import D, open_cache, run, tokens_of, watch
 
 CONDITION, LINE = 3, 5
@@ -95,12 +95,3 @@ def test_capacities_use_the_whole_budget(layers: int, heads: int, data: st.DataO
         assert len(each) == 0 or each.max() - each.min() <= 1
     if len(ours) and len(others) and others.min() < full:
         assert (ours == capacity).all()
-
-
-def test_a_row_is_the_images_or_the_longest_segment() -> None:
-    assert count_line(SPEC) == LINE
-    assert count_line(ModelSpec("text", 1, 1, D, next_token(9, [4, 6]))) == 6
-
-
-def test_options_of_the_calibration_are_those_of_the_method() -> None:
-    assert SSD(sinks=1, near=5, above=2).needs() == DistantAttention(near=5, above=2)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_token
-from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.triattention import QueryCentres, TriAttention
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
@@ -100,7 +99,7 @@ TOLERANCE = {"mean": 1e-3, "max": 5e-3, "no_mlr": 1e-3, "no_trig": 1e-5}
 """Largest error in standard deviations of the scores: the references form phases in float32."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["gqa", "line"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_scores_are_those_of_the_authors(case: str, variant: str) -> None:
     expected = load_golden(f"ld_triattention_{case}")[f"score.{variant}"]
@@ -131,17 +130,6 @@ def test_a_prompt_that_competes_can_leave(case: str) -> None:
     method = method_of(case, sinks=0)
     expected = load_golden(f"ld_triattention_{case}")["keep.layer_head_max.z.open_prefix"].tolist()
     assert [slots(method.keep(view)) for view in views_of(case)] == expected
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_second_round_keeps_the_same(case: str) -> None:
-    g, (_, _, _, prompt, _) = load_golden(f"ld_triattention_{case}"), CASES[case]
-    kept, method = g["keep.layer_head_max.z"], method_of(case)
-    for layer, keys in enumerate(g["keys"]):
-        old = keys.gather(1, kept[layer, :, :, None].expand(-1, -1, keys.shape[-1]))
-        joined = halves_as_pairs(torch.cat((old, g["round2.new_keys"][layer]), 1))
-        view = Held(joined, g["round2.position"][layer], spec_of(case).segments[2], prompt, layer)
-        assert slots(method.keep(view)) == g["round2.keep"][layer].tolist()  # type: ignore[arg-type]
 
 
 def line_inputs() -> list[list[tuple[Tensor, ...]]]:
@@ -202,38 +190,19 @@ def test_padding_has_no_part_in_the_centres() -> None:
     torch.testing.assert_close(found["modulus"][0, 0, 0], exist.abs().mean(0).double(), rtol=1e-5, atol=1e-6)
 
 
-SPEC = ModelSpec("text", 1, 2, 8, next_token(4, [20, 4]), 1, 0.5, group=2, rope_base=50.0)
-
-
-def draw(seed: int, spec: ModelSpec = SPEC) -> tuple[Artifact, Any]:
-    """Random centres with norms above theirs, and a view of random keys."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (spec.layers, spec.heads, spec.group, spec.head_dim // 2)
-    real, imag, more = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
-    tensors = {"centre_real": real, "centre_imag": imag, "modulus": (real**2 + imag**2).sqrt() + more.abs()}
-    keys = torch.randn(spec.heads, 24, spec.head_dim, generator=generator)
-    return Artifact("query_centres", tensors), Held(keys, torch.arange(24).expand(2, -1), spec.segments[1], 4)
-
-
-def score(artifact: Artifact, view: Any, spec: ModelSpec = SPEC, **chosen: Any) -> Tensor:
-    method: Method = prepared(TriAttention(**{"horizon": 16, **chosen}), spec, 12, artifact)
-    assert isinstance(method, TriAttention)
-    return method.score_heads(view)
-
-
 def test_frequencies_of_the_model_replace_those_of_the_base() -> None:
-    """A layer without RoPE has none, and its series is the logit at any distance."""
-    artifact, view = draw(0)
-    scaled = replace(SPEC, rope_frequencies=(0.5, 0.25, 0.1, 0.0))
-    own = score(artifact, view, replace(SPEC, rope_base=1.0, rope_frequencies=scaled.rope_frequencies))
-    assert torch.equal(score(artifact, view, scaled), own)
-    half = [SPEC.rope_base ** (-2 * j / SPEC.head_dim) for j in range(SPEC.head_dim // 2)]
-    torch.testing.assert_close(
-        score(artifact, view, replace(SPEC, rope_base=1.0, rope_frequencies=tuple(half))),
-        score(artifact, view),
-    )
-    still, steady = replace(SPEC, unrotated=(0,)), replace(SPEC, rope_frequencies=(0.0,) * 4)
-    torch.testing.assert_close(score(artifact, view, still), score(artifact, view, steady))
+    """A layer without RoPE has none."""
+    spec, (view, *_) = spec_of("line"), views_of("line")
+
+    def score(**changes: Any) -> Tensor:
+        method = TriAttention(horizon=1000)
+        prepared(method, replace(spec, **changes), 88, artifact_of("line"))
+        return method.score_heads(view)
+
+    half = spec.rope_base ** (-2 * torch.arange(spec.head_dim // 2).double() / spec.head_dim)
+    torch.testing.assert_close(score(rope_base=1.0, rope_frequencies=tuple(half.tolist())), score())
+    still = score(rope_frequencies=(0.0,) * len(half))
+    torch.testing.assert_close(score(unrotated=(0,)), still)
 
 
 def test_images_look_as_far_as_they_go() -> None:

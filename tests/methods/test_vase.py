@@ -141,24 +141,11 @@ def draw_inputs(rounds: int = 2) -> Inputs:
     ]
 
 
-def ids_of(asked: list[Asked]) -> list[list[list[int]]]:
-    return [one.ids() for one in asked]
-
-
 def test_large_values_leave_room_for_the_window() -> None:
     """A chunk of 8 tokens is the window: it leaves 16 of 24 slots, of which 21 would be large."""
     [one] = generate(VaSE(large=0.9), draw_inputs(1), 5)
     newest = set(range(CAPACITY, CAPACITY + CHUNK))
     assert all(newest <= set(row) and len(row) == CAPACITY for row in one.ids())
-
-
-def test_without_draw_and_values_it_is_snapkv() -> None:
-    inputs = draw_inputs()
-    snapkv = SnapKV(window=WINDOW, queries="last", softmax="prefix", group="mean", pool="avg", kernel=5)
-    assert ids_of(generate(VaSE(window=WINDOW, draw=False, large=0), inputs)) == ids_of(
-        generate(snapkv, inputs)
-    )
-    assert ids_of(generate(VaSE(window=WINDOW, draw=False), inputs)) != ids_of(generate(snapkv, inputs))
 
 
 def attend_by(weights: list[float], capacity: int, prompts: int) -> list[list[int]]:
@@ -176,11 +163,6 @@ def test_slots_are_drawn_in_proportion_to_attention() -> None:
     kept = attend_by([1.0, 2.0], 3, 2000)
     share = sum(ids == [1] for ids in kept) / len(kept)
     assert abs(share - 2 / 3) < 5 * (2 / 9 / len(kept)) ** 0.5
-
-
-def test_slots_without_attention_are_drawn_last_and_the_oldest_of_them_first() -> None:
-    assert all(ids == [1, 3] for ids in attend_by([0, 1, 0, 0.01, 0], 4, 50))
-    assert all(ids == [0, 1, 3] for ids in attend_by([0, 1, 0, 0.01, 0], 5, 50))
 
 
 def test_a_protected_prompt_is_apart_from_the_large_values() -> None:
