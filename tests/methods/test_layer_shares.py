@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.methods.cake import CAKE, AttentionSpread, measure_moments, share_officially
+from kvbench.methods.cake import CAKE, AttentionSpread, share_officially
 from kvbench.methods.h2o import H2O
 from kvbench.methods.merging.meda import (
     MEDA,
@@ -15,12 +15,9 @@ from kvbench.methods.merging.meda import (
     measure_cross_entropy,
     measure_entropy,
 )
-from kvbench.methods.merging.merge import merge_slots, pair_slots
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.shared.layer_shares import LayerShares
-from kvbench.methods.shared.select import choose_best, smooth
-from tests.support.engine import open_cache, prepared, run, small, tokens_of, watch
-from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark, take
+from tests.support.engine import open_cache, run, small, tokens_of, watch
+from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark
 
 
 @pytest.mark.parametrize("case", range(len(load_parameters("cake_budgets"))))
@@ -28,35 +25,6 @@ def test_rounding_of_the_program(case: int) -> None:
     p = load_parameters("cake_budgets")[case]
     found = share_officially(np.array(p["raw"], np.float32), p["total"], p["length"])
     assert found.tolist() == p["out"]
-
-
-@pytest.mark.parametrize("case", list_cases("cake"))
-def test_scores_preferences_and_the_cascade_of_the_program(case: int) -> None:
-    p, g = load_case("cake", case)
-    older, layers = p["N"] - p["window"], p["layers"]
-    method = CAKE(tau1=p["tau1"], tau2=p["tau2"])
-    later = torch.arange(p["N"]) > torch.arange(older, p["N"])[:, None]
-    scores, numbers = [], []
-    for layer in range(layers):
-        q = g["window_queries"][layer].unflatten(0, (p["Hk"], -1))
-        logits = q @ g["keys"][layer][:, None].mT / p["D"] ** 0.5
-        seen = logits.masked_fill(later, -torch.inf).softmax(-1)[..., :older]
-        mean, variance = measure_moments(seen, None)
-        scores.append(smooth((mean + p["gamma"] * variance).mean(1), "avg", 5))
-        numbers.append([-(seen * (seen + 1e-10).log()).sum(), variance.sum()])
-        close_score(scores[-1], g["score"][layer])
-    found, preference = method.weigh(np.array(numbers, float)), g["preference"].numpy()
-    np.testing.assert_allclose(found, preference / preference.max(), rtol=1e-4)
-    total = (p["cache"] - p["window"]) * layers
-    for stage in range(layers):
-        weights = preference[: stage + 1]
-        shares = share_officially(weights / weights.sum() * np.float32(total), total, older)
-        assert shares.tolist() == g[f"stage{stage}.budgets"].tolist()
-    assert shares.tolist() == g["budgets"].tolist()
-    for layer, (score, share) in enumerate(zip(scores, shares, strict=True)):
-        whole = torch.cat((score, torch.full((p["Hk"], p["window"]), torch.inf)), 1)
-        kept = choose_best(whole, min(int(share), older) + p["window"])
-        assert torch.equal(kept, mark(g[f"layer{layer}.kept"], p["N"]))
 
 
 @pytest.mark.parametrize("case", list_cases("cake"))
@@ -111,23 +79,6 @@ def test_entropies_and_shares_of_the_program(case: int) -> None:
         close_score(torch.tensor(shares).float(), g[f"{name}_ratio"])
 
 
-@pytest.mark.parametrize("case", list_cases("meda"))
-def test_selection_and_merging_of_the_program(case: int) -> None:
-    """All text stays, and the window; what leaves is averaged with its target first."""
-    p, g = load_case("meda", case)
-    slot = torch.arange(p["N"])
-    text = ~g["image"] | (slot >= p["N"] - p["recent_used"])
-    room = g["kept"].shape[1]
-    stays = choose_best(g["merge_attention"].masked_fill(text, torch.inf), room)
-    assert torch.equal(stays, mark(g["kept"], p["N"]))
-    keys, values = g["merge_keys"][0], g["merge_values"][0]
-    pairs = pair_slots(keys, ~stays, stays)
-    for one, name in zip(
-        merge_slots(keys, values, pairs, pairs.leaves, "pivot"), ("keys", "values"), strict=True
-    ):
-        torch.testing.assert_close(take(one, g["kept"]), g[f"merged_{name}"][0], atol=1e-6, rtol=1e-6)
-
-
 @pytest.mark.parametrize("case", list_cases("d2o"))
 def test_layer_shares_of_d2o(case: int) -> None:
     p, g = load_case("d2o", case)
@@ -135,16 +86,6 @@ def test_layer_shares_of_d2o(case: int) -> None:
     close_score(found, g["layer_variance"])
     shares = clamp_shares(-found.numpy().astype(float), p["rho"])
     close_score(torch.tensor(shares).float(), g["layer_ratio"])
-
-
-@pytest.mark.parametrize("method", [CAKE(), MEDA(), MEDA(statistic="variance"), MEDA(official_clamp=True)])
-def test_equal_layers_have_equal_capacities(method: LayerShares) -> None:
-    spec = small(layers=4, sides=(1, 2, 3, 4, 5))
-    numbers = torch.full((4, 5, method.observer.count), 2.5, dtype=torch.float64)
-    prepared(method, spec, "0.5", Artifact("", {"layers": numbers}))
-    for segment in spec.segments[:-1]:
-        rooms = {method.capacity(layer, segment) for layer in range(4)}
-        assert rooms == {min(segment.end, method.budget.tokens // 12)}
 
 
 def test_without_merging_and_with_equal_layers_it_is_h2o() -> None:

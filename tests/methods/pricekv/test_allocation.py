@@ -154,27 +154,6 @@ def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(pr
                     assert sum_error(problem, other) > best
 
 
-@given(problems())
-@settings(max_examples=15, deadline=None)
-def test_capacity_that_can_never_be_full_is_free(problem: Problem) -> None:
-    prices = find_prices(problem)
-    never = count(problem, problem.full_allocation()) <= problem.capacity
-    assert (prices[never] == 0).all()
-    assert (prices[~never] > 0).all()
-
-
-def test_lifetimes_are_close_to_a_bound_that_none_can_beat() -> None:
-    problem = random_problem([1, 2, 3, 4, 4], 2, 20, seed=0, room=120)
-    prices, every = find_prices(problem), list(lives(problem))
-    rents = [np.array([prices @ occupy(problem, life, layer) for life in every]) for layer in (0, 1)]
-    # At any prices: the least that every head can pay, less what the capacity costs.
-    bound = -float(prices @ problem.capacity)
-    for head, layer in enumerate(problem.layer.tolist()):
-        bound += float((np.array([pay(problem, life, head) for life in every]) + rents[layer]).min())
-    reached = sum_error(problem, allocate(problem))
-    assert bound <= reached <= 1.05 * bound
-
-
 def test_the_allocation_is_close_to_the_best_of_all() -> None:
     problem = with_menu(random_problem([1, 2, 3, 4], 1, 2, seed=1, room=6), [4, 2, 1], seed=1)
     every = list(lives(problem))
@@ -183,14 +162,6 @@ def test_the_allocation_is_close_to_the_best_of_all() -> None:
     fits = (used[:, None] + used <= problem.capacity).all(-1)
     best = float(np.where(fits, paid[0][:, None] + paid[1], np.inf).min())
     assert best - 1e-9 <= sum_error(problem, allocate(problem)) <= 1.1 * best
-
-
-def test_one_precision_is_the_plain_allocation_at_a_scaled_capacity() -> None:
-    plain = random_problem([1, 2, 3, 4, 4], 2, 4, seed=3, room=40)
-    scaled = replace(plain, sizes=8 * plain.sizes, capacity=8 * plain.capacity)
-    noisy = replace(with_menu(plain, [8], seed=0, scale=0), capacity=8 * plain.capacity)
-    for other in (scaled, noisy):
-        assert (allocate(plain).until == allocate(other).until).all()
 
 
 def test_what_one_change_cannot_use_an_exchange_does() -> None:

@@ -16,7 +16,6 @@ from kvbench.methods.pricekv.allocate import build_problem
 from kvbench.methods.pricekv.blocks import PriceKVBlocks
 from kvbench.methods.pricekv.problem import list_sources, measure_usage
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.shared.precision import Precision
 from tests.support.engine import D, open_cache, run, tokens_of
 
 SCALES = ModelSpec("scales", 3, 2, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
@@ -33,8 +32,7 @@ def ran(method: PriceKVBlocks, spec: ModelSpec, budget: str) -> KVCache:
     return there
 
 
-@pytest.mark.parametrize("budget", ["0.2", "0.5"])
-@pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
+@pytest.mark.parametrize(("spec", "budget"), [(SCALES, "0.2"), (ROWS, "0.5")], ids=["scales", "rows"])
 def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> None:
     there = ran(PriceKVBlocks(recent=3), spec, budget)
     held = measure_usage(there.method.problem, there.method.solution).reshape(-1, spec.layers + 1)
@@ -73,8 +71,7 @@ def in_bytes(menu: tuple[int, ...], share: bool, budget: str) -> KVCache:
     return cache
 
 
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("budget", ["0.05", "0.1"])
+@pytest.mark.parametrize(("share", "budget"), [(False, "0.05"), (True, "0.1")])
 def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: str) -> None:
     there = in_bytes((16, 8, 4, 2), share, budget)
     method = there.method
@@ -86,15 +83,3 @@ def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: st
     used = {precision for place in places for precision in method.precisions(*place)}
     assert len({precision.bits for precision in used}) > 1
     assert any(precision.shared for precision in used) == share
-
-
-def test_a_menu_of_16_bits_holds_what_no_menu_does() -> None:
-    error = artifact_of(PriceKVBlocks(), SCALES)
-    tokens, precisions = PriceKVBlocks(), PriceKVBlocks(menu=[16])
-    tokens.prepare(SCALES, Budget.parse("0.3", SCALES), error)
-    noise = torch.zeros(precisions.needs().tensor_shapes(SCALES)["noise"])
-    with_noise = Artifact("precision_error", {**error.tensors, "noise": noise})
-    precisions.prepare(SCALES, Budget.parse_bytes("0.3", SCALES, token_bytes=4 * D), with_noise)
-    assert (tokens.solution.until == precisions.solution.until).all()
-    assert precisions.precisions(0, SCALES.segments[1]) == [Precision(16)] * SCALES.heads
-    assert tokens.precisions(0, SCALES.segments[1]) is None

@@ -17,7 +17,6 @@ from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
 from tests.support.engine import tokens_of, watch
 from tests.support.layer_outputs import FOLD, SCALES, Inputs, attention, observe, project
-from tests.support.small_models import composed
 
 ROWS = replace(SCALES, name="rows", segments=next_token(3, [4, 4, 4, 4, 3]), line=4)
 DECAY = 0.6
@@ -165,8 +164,3 @@ def test_a_head_that_buys_nothing_holds_the_floor(floor: int | None, tokens: int
     method.prepare(ROWS, budget, artifact)
     assert method.capacities[-1, 0, 0] == held
     assert method.capacities[-1].sum() == 4 * tokens
-
-
-def test_more_prompts_calibrate_it_unless_a_number_is_given() -> None:
-    lines = (["method=pricekv"], ["method=pricekv", "calibrate.count=7"], ["method=pricekv/by_score"])
-    assert [composed(*line).calibrate.count for line in lines] == [40, 7, 10]
