@@ -121,7 +121,7 @@ def test_a_method_without_a_class_stops_no_list(
     add: Add, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def list_few(group: str) -> list[str]:  # every method composes in a second
-        return [name for name in list_choices(group) if name.startswith(("h2", "mine"))]
+        return [name for name in list_choices(group) if name.startswith(("h2", "linear", "mine"))]
 
     monkeypatch.setattr("kvbench.cli.config.search_path.list_choices", list_few)
     for number, target in enumerate(("nowhere.Method", "kvbench.methods.h2o.Nothing", "builtins.int")):
@@ -129,6 +129,7 @@ def test_a_method_without_a_class_stops_no_list(
     with hydra_of_kvbench():
         methods = list_methods("next-scale")
     assert "h2o" in methods
+    assert "linear_ar" not in methods
     for name in ("mine0", "mine1", "mine2"):
         assert name not in methods
         assert f"left out: method={name}: " in caplog.text

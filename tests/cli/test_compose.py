@@ -2,7 +2,6 @@
 
 import re
 
-import hydra
 import pytest
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -14,8 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
-from kvbench.cli.config.loader import CREATE_MAP, USUAL_CHOICES
-from tests.support.places import ROOT
+from kvbench.cli.config.loader import CREATE_MAP
 
 JOBS = [
     ["method=heatkv", "budget=0.04", "eval=scenes"],  # without it, the model's own
@@ -58,13 +56,6 @@ def test_a_job_is_what_hydra_composes() -> None:
             assert list(cfg) == list(expected)
 
 
-def test_an_entry_of_a_defaults_list_can_refer_to_a_choice() -> None:
-    node = {"defaults": [{"prompts": "scenes"}, {"eval": "${prompts}"}]}
-    with hydra_of_kvbench():
-        ConfigStore.instance().store("referring", node)
-        assert hydra.compose("referring").eval == hydra.compose("eval/scenes").eval
-
-
 def test_a_value_that_fits_nothing_is_told_as_hydra_does() -> None:
     overrides = ["method=heatkv", "model.sampling.none=2"]
     with hydra_of_kvbench():
@@ -104,7 +95,6 @@ def choices(*words: str) -> tuple[str, list[str]]:
         return cfg.prompts._target_.rsplit(".", 1)[1], sorted(cfg.eval or {})
 
 
-TEXT_MODELS = ["decoder", "qwen3_4b", "qwen3_8b", "qwen3_32b", "reasoner_notes_tiny", "smollm2_135m"]
 ANSWERS = ["exact_answer", "exact_answer_change", "text_length"]
 DIFFERING = ["fid_scenes", "geneval", "lpips_scenes", "psnr", "ssim"]
 """Default metrics of the embedded image models."""
@@ -115,18 +105,11 @@ DIFFERING = ["fid_scenes", "geneval", "lpips_scenes", "psnr", "ssim"]
     [
         ("model=llamagen_tiny", ("Scenes", DIFFERING)),
         ("model=reasoner_tiny", ("MathTiny", ANSWERS)),
-        ("model=reasoner_notes_tiny", ("NotesTiny", ANSWERS)),
-        ("model=smollm2_135m", ("Texts", ["kl", "same_top1"])),
         ("model=var_tiny", ("SceneClasses", DIFFERING)),
         ("model=infinity_2b", ("Scenes", "scenes")),
-        ("model=reasoner_tiny prompts=scenes", ("Scenes", ANSWERS)),
         ("model=reasoner_tiny eval=none", ("MathTiny", [])),
-        ("model=smollm2_135m prompts.length=300 eval=[kl]", ("Texts", ["kl"])),
         ("model=smollm2_135m prompts=file prompts.path=my.txt", ("PromptFile", "agreement")),
         ("model=reasoner_tiny prompts=file prompts.path=my.txt eval=forced", ("PromptFile", "forced")),
-        ("model=llamagen_tiny prompts=file prompts.path=my.txt", ("PromptFile", DIFFERING)),
-        ("model=reasoner_tiny +prompts.other=1", ("MathTiny", ANSWERS)),
-        ("sweeps=hackpp_table2", ("SceneClasses", "paired")),
         ("sweeps=hackpp_table2 model=reasoner_tiny", ("SceneClasses", "paired")),
         ("model=infinity_tiny +model.default_prompts=scene_classes", ("SceneClasses", DIFFERING)),
     ],
@@ -144,7 +127,6 @@ def test_what_is_named_last_decides(words: str, expected: tuple[str, str | list[
         ("model=reasoner_tiny method=snapkv windows=text", (8, "last", 7)),
         ("model=smollm2_135m method=snapkv", (8, "last", 7)),
         ("model=smollm2_135m method=adakv windows=image", (16, "grid", 5)),
-        ("model=llamagen_tiny method=pyramidkv/text", (8, "last", 7)),
     ],
 )
 def test_windows_are_those_of_texts_where_the_model_says_so(
@@ -160,11 +142,8 @@ def test_windows_are_those_of_texts_where_the_model_says_so(
     [
         ("method=pricekv", "Forecast"),
         ("method=pricekv model=reasoner_tiny", "H2O"),
-        ("method=pricekv model=reasoner_tiny method@method.base=forecast", "Forecast"),
         ("method=pricekv model=reasoner_tiny method@method.base=snapkv", "SnapKV"),
         ("method=pricekv +model.default_base=snapkv", "SnapKV"),
-        ("method=pricekv/by_score", "H2O"),
-        *((f"method=pricekv model={name}", "H2O") for name in TEXT_MODELS),
     ],
 )
 def test_the_scores_of_pricekv_are_a_forecast_but_for_texts(words: str, expected: str) -> None:
@@ -178,11 +157,3 @@ def test_the_words_of_the_command_stay_what_was_typed() -> None:
         own = HydraConfig.get()
         assert list(own.overrides.task) == ["model=reasoner_tiny", "budget=128"]
         assert own.runtime.choices["prompts"] == "math_tiny"
-
-
-def test_usual_choices_are_those_of_the_configuration() -> None:
-    listed = OmegaConf.load(ROOT / "conf" / "config.yaml").defaults
-    found = {key: value for entry in listed if not isinstance(entry, str) for key, value in entry.items()}
-    (base,) = OmegaConf.load(ROOT / "conf" / "method" / "pricekv.yaml").defaults[0].items()
-    found["method@method.base"] = base[1]
-    assert {group: found[group] for group in USUAL_CHOICES} == USUAL_CHOICES

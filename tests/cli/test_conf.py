@@ -58,7 +58,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def read_sweep(path: Path) -> tuple[dict[str, str], str]:
-    """What a sweep's jobs differ by, with those of the sweep that it takes the rest from, and the name of their model."""
+    """What a sweep's jobs differ by, also in the sweep that it builds on, and the name of their model."""
     file = OmegaConf.load(path)
     entries = file.get("defaults", [])
     bases = [CONF / "sweeps" / f"{one}.yaml" for one in entries if isinstance(one, str)]

@@ -92,27 +92,6 @@ def test_a_page_has_the_datasets_of_runs_dirs(
     assert command("task=dashboard", "runs_dirs=[made/ada]", "output=page", "dashboard.bundle=true")[0] == 0
 
 
-def test_a_watched_page_has_datasets_as_they_are_and_lines_of_damaged_ones(
-    command: Command, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page, seen = tmp_path / "runs" / FILE, []
-    made = publish_runs(tmp_path / "made" / "ada", {"heatkv": (26.0, 25.0, 24.0, 27.0)})
-    table = made / "data" / "runs.parquet"
-    whole = table.read_bytes()
-    table.write_bytes(whole + b"more")
-
-    def sleep(_: float) -> None:
-        seen.append(page.read_text())
-        table.write_bytes(whole if len(seen) > 1 else table.read_bytes())
-        write_entry(sweep, JobStatus(len(seen), JOBS[len(seen)], "failed", error="e"))
-
-    status, out, _ = watch(command, tmp_path, monkeypatch, sleep, f"runs_dirs=[{made}]")
-    assert (status, out.count("left out: ")) == (0, 1)
-    assert f'"{made}","reason":"not as in SHA256SUMS: data/runs.parquet' in seen[0]
-    assert '"dataset":"ada"' not in seen[1]
-    assert '"dataset":"ada"' in page.read_text()
-
-
 def test_dropped_runs_are_no_part_of_a_sweeps_progress(sweep: Path, tmp_path: Path) -> None:
     drop_of(sweep, 0).touch()
     [known] = find_sweeps(tmp_path / "runs")

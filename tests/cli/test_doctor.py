@@ -2,12 +2,10 @@
 
 import importlib.metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from kvbench.cli.tasks import doctor
-from kvbench.cli.tasks.doctor import list_gpus
 from kvbench.core.extras import list_extras
 from tests.support.command_line import Command
 
@@ -33,22 +31,6 @@ def test_a_machine_is_described_in_lines(tmp_path: Path, command: Command, offli
     ):
         assert told in found
     assert not runs.exists()
-
-
-def test_cards_are_told_with_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = SimpleNamespace(
-        name="a card", major=8, minor=9, total_memory=24 * 2**30, shared_memory_per_block_optin=101376
-    )
-    monkeypatch.setattr(doctor, "count_gpus", lambda: 2)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
-    first, second = list_gpus()
-    assert first == ("cuda:0", "ok", "a card, sm_89, 24 GiB, 99 KiB of shared memory a block")
-    assert second.subject == "cuda:1"
-
-
-def test_a_machine_without_a_card_is_told_so(no_card: None) -> None:
-    [found] = list_gpus()
-    assert (found.state, found.text.endswith("device=cpu works")) == ("note", True)
 
 
 def test_a_checkout_that_is_not_installed_is_told_so(

@@ -50,7 +50,7 @@ def test_a_policy_of_positions_needs_no_weights(command: Command, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["scalekv", "snapkv", "h2o", "rkv", "hack", "hackpp", "ams_kv_fixed"])
+@pytest.mark.parametrize("method", ["scalekv", "hack", "ams_kv_fixed"])
 def test_plan_of_a_method_that_scores_tokens(command: Command, method: str) -> None:
     status, out, _ = command("task=plan", "model=infinity_2b", f"method={method}", "budget=650")
     assert status == 0
@@ -60,28 +60,22 @@ def test_plan_of_a_method_that_scores_tokens(command: Command, method: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "tokens", "kib"), [("float16", "918", "114.8"), ("float32", "459", "114.8")]
-)
-def test_plan_of_a_budget_in_bytes(command: Command, dtype: str, tokens: str, kib: str) -> None:
+def test_plan_of_a_budget_in_bytes(command: Command) -> None:
     """A tenth of 1 175 040 bytes; a token in one head has 64 numbers."""
-    words = ("task=plan", "method=first_scales", "budget=0.1", "budget_unit=bytes", f"cache_dtype={dtype}")
+    words = ("task=plan", "method=first_scales", "budget=0.1", "budget_unit=bytes", "cache_dtype=float32")
     status, out, _ = command(*words)
     assert status == 0
-    [line] = [line for line in out.splitlines() if "budget B, in bytes" in line]
-    assert re.split(r" {2,}", line.strip())[1:4] == [tokens, kib, "10.00"]
-    [line] = [line for line in out.splitlines() if "peak of the method" in line]
-    held, _, share = re.split(r" {2,}", line.strip())[1:4]
-    assert 0.95 * int(tokens) < int(held) <= int(tokens)
-    assert 9.5 < float(share) <= 10
+    rows = [re.split(r" {2,}", line.strip()) for line in out.splitlines()]
+    [budget] = [row[1:4] for row in rows if "budget B, in bytes" in row[0]]
+    [held] = [int(row[1]) for row in rows if "peak of the method" in row[0]]
+    assert budget == ["459", "114.8", "10.00"]
+    assert 0.95 * 459 < held <= 459
 
 
 STORED = """
 device=cpu                          | 256 bytes, float32  | 200.00 | 10.65 full | bfloat16: 25803 full
-plan.gpu_gib=24                     | 128 bytes, bfloat16 | 100.00 | 5.326 full | bfloat16: 7738 full
 device=cuda                         | 128 bytes, bfloat16 | 100.00 | 5.326 full | bfloat16: 25803 full
 plan.gpu_gib=24 cache_dtype=float32 | 256 bytes, float32  | 200.00 | 10.65 full | float32: 4297 full
-device=h200 cache_dtype=float16     | 128 bytes, float16  | 100.00 | 5.326 full | float16: 25803 full
 """
 """Words | a token in one head, its % of 16 bits, MiB that attention reads and the largest batch."""
 
@@ -138,32 +132,3 @@ def test_plan_of_a_card_has_its_floors(command: Command) -> None:
     assert rows["sum"][2] == pytest.approx(
         sum(row[2] for name, row in rows.items() if name != "sum"), rel=1e-3
     )
-
-
-@pytest.mark.slow
-def test_several_plans_list_the_methods_of_a_model_once(command: Command) -> None:
-    status, out, _ = command("-m", "task=plan", "model=reasoner_tiny", "method=swa,random", "budget=0.5")
-    counts = [
-        out.count(text)
-        for text in ("memory at batch 8, 1 sequence per prompt;", "methods for reasoner_tiny, a ")
-    ]
-    assert (status, counts) == (0, [2, 1])
-
-
-LISTED = """
-llamagen_xl token | headkv heatkv linear_ar | ams_kv hack hackpp scale_groups scalekv
-var_d30 scale | ams_kv hack hackpp heatkv scalekv | headkv linear_ar
-"""
-"""Model and family | methods that are listed | and that are not."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", LISTED.strip().splitlines())
-def test_listed_methods(command: Command, row: str) -> None:
-    (model, family), there, others = (part.split() for part in row.split("|"))
-    status, out, _ = command("task=plan", f"model={model}", "method=full")
-    assert status == 0
-    line = out.split(f"methods for {model}, a next-{family} model: ")[1]
-    listed = {name.strip() for name in line.split(",")}
-    assert {*there} <= listed
-    assert not {*others} & listed
