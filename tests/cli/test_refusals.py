@@ -165,6 +165,9 @@ task=report report.rows=budget | report.columns=budget: must differ from report.
 task=report report.metrics=[psnr,psnr] | report.metrics=['psnr', 'psnr']: names a metric twice
 task=dashboard dashboard.bundle=true dashboard.watch=true | dashboard.bundle=true: ... leave out dashboard.watch
 hydra.verbose=3 | hydra.verbose=3: must be true, false or one or more logger names
+-m seed=1,2 hydra/launcher=rya | hydra/launcher=rya: no such choice; did you mean ray? choose from basic, joblib,
+method=swa work.wait=false | work.wait=false: only for sweeps (-m) and task=work
+-m method=swa budgit=0.2 work.wait=false | budgit: no such key
 -m seed=1,2 hydra.launcher=null | hydra.launcher: must be a group of keys
 ~method.seed | method.seed: no such key
 batch_size=${nope} | batch_size: Interpolation key 'nope' not found

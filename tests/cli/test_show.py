@@ -100,19 +100,14 @@ def test_the_first_texts_of_a_file_are_printed_after_its_run(command: Command) -
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([CAPTION[0], "method=h2o", "runs_dirs=7"], "runs_dirs=7: must be a list"),
         ([], "show: there is no prompt beside settings; kvbench show"),
-        (["", "method=h2o"], "show: there is no prompt beside settings; kvbench show"),
         (["a", "red", "circle", "method=h2o"], "show: put the prompt in quotes: 'a red circle'"),
         ([CAPTION], "show: an answer of the full cache is shown in any case; name a method beside it, such as"),
         ([CAPTION, "method=h2o", "-m"], "show: -m is not an option"),
         ([CAPTION, "method=h2o", "budget=0.1,0.2"], "show: budget=0.1,0.2: several values are a sweep; give one"),
         ([CAPTION, "method=h2o", "task=plan"], "show: task has no effect on one prompt; leave it out"),
-        ([CAPTION, "method=h2o", "runs_dir=[a]"], "runs_dir=['a']: must be a path"),
-        ([CAPTION, "methd=h2o"], "methd: no such key; did you mean method?"),
         (["a dog", "method=h2o", "budget=0.1"], "prompt 'a dog': the scenes vocabulary has no word 'dog'"),
         (["red", "model=var_tiny", "method=h2o"], "prompt 'red': var_tiny needs a class number from 0 to 29"),
-        (["a dog", "model=infinity_emoji", "method=h2o"], "prompt 'a dog': the names vocabulary has no word 'a'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shown_is_refused_in_one_line(

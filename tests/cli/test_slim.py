@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from tests.support.command_line import run_python
 from tests.support.places import ROOT
 
+pytestmark = pytest.mark.slow
 HIDE = """
 import sys
 from importlib.machinery import PathFinder

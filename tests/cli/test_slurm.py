@@ -25,6 +25,7 @@ from submitit.core.utils import DelayedSubmission
 
 SLURM = ("hydra/launcher=submitit_slurm", "hydra.launcher.tasks_per_node=8", "hydra.launcher.gpus_per_node=8")
 SWEEP = ("method=full,swa", "budget=0.2", "prompts.count=1")
+WORKERS = ("task=work", *SLURM[1:], "work.workers=8", "work.wait=false")
 
 
 @pytest.fixture
@@ -109,10 +110,12 @@ def test_what_does_not_fit_a_node_is_refused(words: str, said: str, queue: Path)
         check_launcher(cfg)
 
 
-@pytest.mark.parametrize("words", [("task=work", *SLURM[1:], "work.workers=8", "work.wait=false"), ("-m",)])
 @pytest.mark.parametrize(
-    ("sbatch", "said"),
-    [("echo invalid partition: x >&2; exit 1", "invalid partition: x"), ("echo", "Could not ")],
+    ("words", "sbatch", "said"),
+    [
+        (WORKERS, "echo invalid partition: x >&2; exit 1", "invalid partition: x"),
+        (("-m",), "echo", "Could not "),
+    ],
 )
 def test_what_slurm_refuses_is_told(
     words: Sequence[str], sbatch: str, said: str, queue: Path, command: Command

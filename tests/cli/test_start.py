@@ -33,13 +33,9 @@ def slow_imports(folder: Path, *arguments: str) -> tuple[list[str], str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--help"], "task=status"),
         (["--help", "-v"], "method: adakv, ams_kv"),
         (["-m", "method=h2o,swa", "--cfg", "job"], "1  method=swa"),
-        (["--cfg", "job"], "task: run"),
         (["metod=x"], "did you mean method?"),
-        (["method=heatkvv"], "method=heatkvv: no such choice"),
-        (["model.sampling.cgf=1"], "model.sampling.cgf: no such key"),
         (["seed=abc"], "seed=abc: must be a whole number"),
     ],
     ids=str,
@@ -94,12 +90,8 @@ def test_help_is_one_screen_and_begins_as_no_words_do(command: Command, tmp_path
     lines, begin = (command(*words)[1].splitlines() for words in (["--help"], []))
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines if line.startswith("task=")] == [
-        f"task={task}" for task in TASKS
-    ]
-    named = {line.split()[1] for line in lines if line.startswith("kvbench ")}
-    assert named >= {*COMMANDS}
-    assert "python -m kvbench.eval" in "\n".join(lines)
+    assert [line.split()[0][5:] for line in lines if line.startswith("task=")] == [*TASKS]
+    assert {line.split()[1] for line in lines if line.startswith("kvbench ")} >= {*COMMANDS}
     assert begin == [*lines[:7], *lines[-2:]]
     assert not list(tmp_path.iterdir())
 

@@ -32,9 +32,9 @@ def write_log(folder: Path, name: str, paces: list[tuple[str, float]], device: s
     (folder / "workers" / f"{name}.jsonl").write_text(text)
 
 
-def render(folder: Path, *, verbose: bool = False) -> list[str]:
+def render(folder: Path) -> list[str]:
     console = Console(width=100, record=True, file=StringIO())
-    show_status(console, folder, verbose=verbose)
+    show_status(console, folder, verbose=False)
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -96,12 +96,6 @@ def test_status_is_readable_at_a_hundred_columns(tmp_path: Path) -> None:
     assert second.split()[:2] == ["2", "failed"]
     assert LONG.split() == text[text.index("RuntimeError") : text.index("\n  3  dropped")].split()
     assert "workers: 0 working, 3 ended; used: 2.00 GPU-hours, 1.00 CPU worker-hours" in lines
-
-
-def test_rows_are_cut_unless_all_are_asked_for(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path, [(f"seed={seed}",) for seed in range(50)])
-    assert "and 10 more runs; verbose=true lists all" in render(folder)
-    assert sum("missing  " in line for line in render(folder, verbose=True)) == 50
 
 
 def test_all_sweeps_and_running_runs_are_listed(tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvbench.cli.sweeps.jobs import open_folder, recording, write_entry
+from kvbench.cli.sweeps.jobs import open_folder, recording
 from kvbench.runs.record.sweeps import JobStatus, read_entries
 from tests.support.command_line import Command, run_program
 from tests.support.kills import read_files
@@ -98,29 +96,6 @@ def test_runs_of_a_sweep_and_its_table_are_one_group(tmp_path: Path, monkeypatch
     assert one.run.run_id in page
 
 
-@pytest.mark.slow
-@given(st.lists(st.text(max_size=8), min_size=1, max_size=4, unique=True), st.data())
-def test_entries_come_back_one_for_every_job(
-    tmp_path_factory: pytest.TempPathFactory, words: list[str], data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("sweep")
-    jobs = [(word, "shared") for word in words]
-    left = open_folder(folder, jobs)
-    told = data.draw(st.sets(st.sampled_from(range(len(jobs)))))
-    for number in told:
-        write_entry(left, JobStatus(number, jobs[number], "started"))
-        write_entry(
-            left, JobStatus(number, jobs[number], "failed", error="e")
-        )  # a job that is tried again is one job
-    expected = [
-        JobStatus(number, job, "failed", error="e") if number in told else JobStatus(number, job)
-        for number, job in enumerate(jobs)
-    ]
-    assert read_entries(left) == expected
-    assert open_folder(folder, jobs) == left
-    assert {entry.outcome for entry in read_entries(left)} == {"missing"}
-
-
 def test_only_jobs_that_did_not_finish_start_again(tmp_path: Path) -> None:
     left = open_folder(tmp_path, [("seed=1",)])
     counted = []
@@ -143,15 +118,6 @@ def test_only_the_leader_of_a_job_writes_its_entry(tmp_path: Path) -> None:
             leader.note_end(run)
         helper.note_run(run, 4)
     assert [entry.outcome for entry in (*outcomes, *read_entries(left))] == ["missing", "started", "finished"]
-
-
-@pytest.mark.slow
-def test_a_sweep_without_gpu_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    status, out, err = command("-m", "method=random,swa", "device=cuda")
-    assert (status, err) == (1, "error: device=cuda: torch finds no GPU here; use device=cpu\n")
-    assert "method=" not in out
-    assert not list(tmp_path.rglob("job-*"))
 
 
 def test_a_sweep_without_a_folder_ends_at_once(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
@@ -192,18 +158,3 @@ def test_a_sweep_goes_on_in_the_background(words: tuple[str, ...], tmp_path: Pat
     found = read_files(tmp_path / "runs")
     assert command(*words)[0] == 0  # waiting, it finds everything done
     assert read_files(tmp_path / "runs") == found
-
-
-@pytest.mark.slow
-def test_errors_precede_the_return(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    for words, said in {
-        ("-m", "method=swa", "budgit=0.2"): "budgit: no such key",
-        ("-m", *SWEEP, "hydra/launcher=submitit_slurm"): "hydra/launcher=submitit_slurm: ",
-        ("task=work", *SWEEP, "hydra/launcher=submitit_slurm"): "hydra/launcher=submitit_slurm: ",
-        ("method=swa", "budget=0.2"): "work.wait=false: only for sweeps (-m) and task=work",
-    }.items():
-        status, _, err = command(*words, "work.wait=false")
-        assert status == 1
-        assert err.splitlines()[-1].startswith(f"error: {said}")
-    assert not [*tmp_path.rglob("background.log")]
