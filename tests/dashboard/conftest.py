@@ -1,14 +1,16 @@
-"""What tests of the dashboard share: runs, their page, and a browser that looks at it."""
+"""What tests of the dashboard share: runs, their page, a browser that looks at it, and the page's scripts in Node.js."""
 
+import json
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvbench.dashboard.page import write_dashboard
-from tests.support.browser import record_events
+from tests.support.places import ROOT
 from tests.support.run_folders import write_image_runs, write_text_runs, write_unfinished_runs
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
@@ -43,6 +45,28 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file; in the end nothing was complained about, and nothing was asked of any network."""
+    contexts, complaints, requests = [], [], []
+
+    def open_file(address: str, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
+        contexts.append(context)
+        opened = context.new_page()
+        opened.on("console", lambda message: complaints.append(message.text))
+        opened.on("pageerror", lambda error: complaints.append(str(error)))
+        opened.on("request", lambda made: requests.append(made.url))
+        opened.goto(address)
+        return opened
+
+    yield open_file
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+
+
 @pytest.fixture(scope="module")
 def address(runs_dir: Path) -> str:
     """Where the page is."""
@@ -50,17 +74,25 @@ def address(runs_dir: Path) -> str:
 
 
 @pytest.fixture
-def page(browser: Any, address: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The page, freshly opened; in the end nothing was complained about, and nothing was asked of any network."""
-    options = getattr(request, "param", {"viewport": {"width": 1300, "height": 900}})
-    context = browser.new_context(**options)
-    opened = context.new_page()
-    complaints, requests = record_events(opened)
-    opened.goto(address)
+def page(open_page: Callable[..., Any], address: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The page, freshly opened."""
+    opened = open_page(address, **getattr(request, "param", {}))
     opened.wait_for_selector("#pareto svg")
     yield opened
-    title = opened.title()
-    context.close()
-    assert complaints == []
-    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
-    assert title == "kvbench dashboard"
+    assert opened.title() == "kvbench dashboard"
+
+
+@pytest.fixture
+def run_script() -> Callable[..., str]:
+    """Runs a program in Node.js after scripts of the page, whose document has these values, and returns its output."""
+    if shutil.which("node") is None:
+        pytest.skip("Node.js is not installed")
+
+    def run(program: str, *scripts: str, **document: object) -> str:
+        folder = ROOT / "kvbench" / "dashboard"
+        own = [(folder / "scripts" / f"{name}.js").read_text() for name in scripts]
+        head = f"const DOC = {json.dumps(document)}, d3 = require({str(folder / 'vendor/d3.min.js')!r});"
+        words = ["node", "-e", "\n".join([head, *own, program])]
+        return subprocess.run(words, capture_output=True, check=True, text=True).stdout
+
+    return run
