@@ -45,8 +45,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copies(sets: Path, tmp_path: Path) -> Path:
     """Copies that may be damaged."""
-    shutil.copytree(sets, tmp_path / "published")
-    return tmp_path / "published"
+    return Path(shutil.copytree(sets, tmp_path / "published"))
 
 
 def read_verdicts(folder: Path) -> dict[str, Any]:
@@ -84,6 +83,10 @@ def test_runs_of_datasets_follow_the_own_ones_with_samples_and_values(sets: Path
     assert (tmp_path / "runs" / heat["samples"]["folder"] / "000003.png").is_file()
     assert [document["runs"][one["reference"]] for one in (heat, other_heat)] == [full, other_full]
     assert len({one["conditions"] for one in (heat, other_heat, full, other_full)}) == 2
+    page = render_bundle(tmp_path / "none", added=find_datasets([f"{sets}/ada"]))
+    document = json.loads(page.split('id="document">')[1].split("</script>")[0])
+    assert [len(run["samples"]["picture"]) for run in document["runs"]] == [4, 4, 4]
+    assert len(document["bundle"]["pictures"]) == 12
 
 
 def test_a_mean_over_seeds_is_of_own_runs(tmp_path: Path) -> None:
@@ -124,28 +127,15 @@ def test_a_verification_of_a_damaged_copy_says_nothing_of_the_honest_dataset(cop
     assert read_verdicts(copies)["ada"] is None
 
 
-def test_a_bundle_has_the_pictures_of_datasets(sets: Path, tmp_path: Path) -> None:
-    page = render_bundle(tmp_path / "none", added=find_datasets([f"{sets}/ada"]))
-    document = json.loads(page.split('id="document">')[1].split("</script>")[0])
-    assert [len(run["samples"]["picture"]) for run in document["runs"]] == [4, 4, 4]
-    assert len(document["bundle"]["pictures"]) == 12
-
-
 def test_patterns_name_each_dataset_once(sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(sets.parent)
-    added = find_datasets([f"{sets.name}/*", str(sets / "ada"), f"{sets.name}/a*"])
+    monkeypatch.chdir(sets)
+    added = find_datasets(["*", str(sets / "ada"), "a*"])
     assert len(added.entries) == 5
     assert not any(folder.is_absolute() for folder in added.entries)
     assert added.left_out == ()
-
-
-@pytest.mark.parametrize("pattern", ["nowhere/*", "nowhere", "ada/README.md", "a**"])
-def test_a_pattern_that_names_no_folder_is_named(
-    sets: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(sets)
-    with pytest.raises(ConfigError, match=r"runs_dirs=.*: names no folder"):
-        find_datasets([pattern])
+    for pattern in ("nowhere/*", "nowhere", "ada/README.md", "a**"):
+        with pytest.raises(ConfigError, match=r"runs_dirs=.*: names no folder"):
+            find_datasets([pattern])
 
 
 CHANGED = {
@@ -211,26 +201,20 @@ def test_a_damaged_dataset_is_one_line_and_the_others_are_shown(
 
 @pytest.fixture
 def address(copies: Path) -> str:
-    """Where the page of a verified dataset and of a copy of it with another pixel is, without runs of its own."""
-    shutil.rmtree(copies / "ben")
-    results = copies / "ada/runs" / HEAT / "results.json"
-    results.write_text(
-        results.read_text().replace('"psnr"', '"constructor"')
-    )  # a name that every object knows
+    """The page of a verified dataset and of a copy of it with another pixel, without runs of its own."""
+    path = copies / "ada" / HEAT_FILE
+    path.write_text(path.read_text().replace('"psnr"', '"constructor"'))  # a name that every object knows
     write_file_list(copies / "ada")
     shutil.copytree(copies / "ada", copies / "copy & co")
     change_pixel(copies / "copy & co")
     verify(copies / "ada")
     verify(copies / "copy & co", Finding("SHA256SUMS", HOSTILE))
-    return write_dashboard(copies / "none", copies, added=find_datasets([f"{copies}/*"])).as_uri()
+    added = find_datasets([f"{copies}/ada", f"{copies}/copy*"])
+    return write_dashboard(copies / "none", copies, added=added).as_uri()
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "page", [{"viewport": {"width": one, "height": 900}} for one in (1300, 390)], indirect=True
-)
 def test_the_page_marks_verified_runs_and_shows_their_images(page: Any) -> None:
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     heads = page.locator("#runs thead th").all_inner_texts()
     places = [heads.index(name) for name in ("method", "dataset", "verified")]
     cells = [row.locator("td").all_inner_texts() for row in page.locator("#runs tbody tr").all()]

@@ -98,7 +98,7 @@ DAMAGES: Mapping[str, Sequence[str]] = {
     f"{MODEL}/{BAD}/metrics/psnr-uint8.samples.jsonl": (
         *FEW, "index=HUGE", "index=[]", "psnr=HUGE", "psnr=1e308", 'psnr="x"',
     ),
-    f"{MODEL}/{BAD}/retention.json": ("kept=[[[1e308]]]", "kept=HUGE", "tokens=[9]", "segment=HUGE"),
+    f"{MODEL}/{BAD}/retention.json": ("binary", "kept=[[[1e308]]]", "kept=HUGE", "tokens=[9]", "segment=HUGE"),
     "sweeps/abc/sweep.json": (*FEW, "empty", "list"),
     "sweeps/abc/job-00001.json": (
         *FEW, "outcome=[3]", "samples=HUGE", 'samples={"a": 1e300}', "folder=[3]", "starts=HUGE", "overrides=[3]",
