@@ -56,30 +56,21 @@ def test_an_unfinished_run_of_another_engine_is_drawn_anew(
     assert images_of(folder) == images_of(whole)
 
 
-def test_a_whole_run_of_another_engine_is_found_and_says_so(
+def test_a_whole_run_of_another_engine_is_found_says_so_and_gives_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = execute.run(job_in(tmp_path)).folder
+    folder = execute.run(job_in(tmp_path, 4)).folder
     monkeypatch.undo()
-    model = Fake()
-    outcome = execute.run(job_in(tmp_path, model=model))
-    assert (outcome.folder, outcome.reused, model.batches) == (folder, True, [])
+    caplog.set_level("INFO")
+    job = job_in(tmp_path, 4)
+    outcome = execute.run(job)
+    assert (outcome.folder, outcome.reused, job.model.batches) == (folder, True, [])
     assert f"{folder.name}: found, made by another engine, kernels or core (11111111, not" in caplog.text
-    assert "delete the folder to redo it" in caplog.text
-    job = job_in(tmp_path)
     remember(job, outcome)
     assert recall(tmp_path, job.config, job.method_name) is None  # or the line would be seen once
-
-
-def test_nothing_is_taken_from_another_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    earlier = execute.run(job_in(tmp_path, 4)).folder
-    monkeypatch.undo()
-    with caplog.at_level("INFO"):
-        folder = execute.run(job_in(tmp_path, 6)).folder
-    assert "taken" not in json.loads((folder / "provenance.json").read_text())
-    assert f"{folder.name}: takes nothing from {earlier.name}, made by another engine" in caplog.text
+    longer = execute.run(job_in(tmp_path, 6)).folder
+    assert "taken" not in json.loads((longer / "provenance.json").read_text())
+    assert f"{longer.name}: takes nothing from {folder.name}, made by another engine" in caplog.text
 
 
 def test_a_process_that_draws_is_not_robbed_of_its_samples(
@@ -126,16 +117,6 @@ def test_a_calibration_that_was_made_again_keeps_the_name(
     assert again.reused == finished
     said = "found, made by" if finished else "4 samples made by"
     assert f"{folder.name}: {said} another calibration (" in caplog.text
-
-
-def test_a_run_is_resumed_after_its_calibration_was_deleted(tmp_path: Path) -> None:
-    """It is made again with the same numbers."""
-    folder = draw_part(job_in(tmp_path, method=HeatKV(sinks=1)), 4)
-    [artifact] = (tmp_path / "fake").glob("calibration-*.safetensors")
-    artifact.unlink()
-    model = Fake()
-    assert execute.run(job_in(tmp_path, model=model, method=HeatKV(sinks=1))).folder == folder
-    assert model.batches == [2] * 7  # the calibration, and six of ten samples of the run and its reference
 
 
 def test_calibrations_of_two_machines_are_a_conflict_by_name(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 """Runs that an earlier version wrote are listed, and neither read nor resumed, taken, joined or copied."""
 
-import io
 import shutil
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from rich.console import Console
 
 import kvbench
 from kvbench.cli.sweeps.jobs import open_folder, write_entry
 from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_path
 from kvbench.dashboard.folders import find_folders
 from kvbench.data.frames import runs_df, samples_df
 from kvbench.extras.share.publish.dataset import read_published
@@ -26,6 +23,7 @@ from kvbench.runs.record.merge import merge_runs
 from kvbench.runs.record.results import read_results
 from kvbench.runs.record.sweeps import JobStatus, read_entries
 from tests.support.fake_run import job_in
+from tests.support.results import printed
 
 EARLIER = Path(__file__).parents[1] / "golden" / "earlier"
 MODEL = "infinity_tiny"
@@ -41,55 +39,35 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def hash_files(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): hash_path(path) for path in folder.rglob("*") if path.is_file()}
-
-
-def test_finished_and_unfinished_ones_are_known_by_their_files(runs: Path) -> None:
+def test_they_are_known_by_their_files_and_one_of_this_version_is_none(runs: Path, tmp_path: Path) -> None:
     assert [is_earlier(runs / name) for name in NAMES] == [True, True]
     with pytest.raises(EarlierRun, match=r"ba654aedd3/results.json: of an earlier version, .* run it again"):
         read_results(runs / NAMES[1])
-
-
-def test_a_run_of_this_version_is_none_even_before_its_results(tmp_path: Path) -> None:
-    folder = execute.run(job_in(tmp_path)).folder
+    folder = execute.run(job_in(tmp_path / "new")).folder
     assert not is_earlier(folder)
     (folder / "results.json").unlink()
     assert not is_earlier(folder)
 
 
-def test_status_report_and_dashboard_list_them(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
-    printed = io.StringIO()
-    console = Console(file=printed, width=200)
-    show_all(console, runs)
-    shown = printed.getvalue()
-    assert "runs of an earlier version: 2\n" in shown
-    assert all(f"  {runs / name}\n" in shown for name in NAMES)
-    assert collect_runs(runs) == []
-    assert [record.message for record in caplog.records] == [
-        f"of an earlier version, left out: {', '.join(NAMES)}"
-    ]
-    folders = find_folders(runs)
-    assert folders.earlier == tuple(NAMES)
-    assert (folders.finished, folders.unfinished, folders.damaged) == ({}, (), ())
-
-
-def test_frames_and_datasets_do_not_have_them(runs: Path) -> None:
-    pytest.importorskip("polars")
-    assert len(runs_df(runs)) == len(samples_df(runs)) == 0
-    with pytest.raises(ConfigError, match=r"results.json: of an earlier version"):
-        read_published([runs / NAMES[1]])
-
-
-def test_merging_leaves_them_where_they_are(runs: Path, tmp_path: Path) -> None:
-    assert list(merge_runs(runs, tmp_path / "other")) == []
-    assert not (tmp_path / "other").exists()
-
-
-def test_verification_says_so_and_finds_no_difference(runs: Path) -> None:
+def test_they_are_listed_and_neither_read_nor_merged_nor_verified(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(*_: object) -> NoReturn:
         raise AssertionError("made a job")
 
+    shown = printed(200, show_all, runs)
+    assert "runs of an earlier version: 2\n" in shown
+    assert all(f"  {runs / name}\n" in shown for name in NAMES)
+    assert collect_runs(runs) == []
+    assert f"of an earlier version, left out: {', '.join(NAMES)}" in caplog.text
+    folders = find_folders(runs)
+    assert folders.earlier == tuple(NAMES)
+    assert (folders.finished, folders.unfinished, folders.damaged) == ({}, (), ())
+    assert len(runs_df(runs)) == len(samples_df(runs)) == 0
+    with pytest.raises(ConfigError, match=r"results.json: of an earlier version"):
+        read_published([runs / NAMES[1]])
+    assert list(merge_runs(runs, tmp_path / "other")) == []
+    assert not (tmp_path / "other").exists()
     verdict = verify_run(Recorded(NAMES[1], runs / NAMES[1]), refuse, Choice(2, 0))
     assert verdict.describe() == f"not verifiable here: {NAMES[1]}: run: drawn by an earlier version"
 
@@ -102,12 +80,9 @@ def test_jobs_of_a_sweep_that_it_finished_are_left_to_do(runs: Path) -> None:
     )
     [entry] = read_entries(sweep)
     assert (entry.outcome, entry.folder, entry.samples) == ("earlier", None, {})
-    printed = io.StringIO()
-    console = Console(file=printed, width=200)
-    show_status(console, sweep)
-    shown = printed.getvalue()
-    assert "0 of an earlier version" in " ".join(shown.split())
-    assert f"{RANDOM} is of an earlier version; run the same command again" in " ".join(shown.split())
+    shown = " ".join(printed(200, show_status, sweep).split())
+    assert "0 of an earlier version" in shown
+    assert f"{RANDOM} is of an earlier version; run the same command again" in shown
     more = [words, ("method=h2o", "budget=0.1")]
     extended = open_folder(runs, more)  # takes what other sweeps have finished
     assert [entry.outcome for entry in read_entries(extended)] == ["missing", "missing"]
@@ -115,15 +90,11 @@ def test_jobs_of_a_sweep_that_it_finished_are_left_to_do(runs: Path) -> None:
 
 def test_the_same_command_makes_a_run_of_its_own(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    before = hash_files(runs / MODEL)
-    settings = {"model": MODEL, "budget": 0.1, "eval": ["psnr"], "runs_dir": str(runs)}
-    again = kvbench.run("random", prompts={"count": 2}, **settings)
-    more = kvbench.run(
-        "random", prompts={"count": 3}, **settings | {"eval": "none"}, runs_dirs=[str(EARLIER)]
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    again = kvbench.run(
+        "random", model=MODEL, budget=0.1, eval="none", runs_dir=str(runs), prompts={"count": 2}
     )
-    assert not {again.folder.name, again.results.reference, more.folder.name} & {FULL, RANDOM}
-    assert f"took 2 of 3 samples from {again.folder.name}" in caplog.text
-    assert not any(f"from {name}" in caplog.text for name in (FULL, RANDOM))
-    after = hash_files(runs / MODEL)
-    assert {name: after[name] for name in before} == before
-    assert {run.run for run in collect_runs(runs)}.isdisjoint({FULL, RANDOM})
+    assert not {again.folder.name, again.results.reference} & {FULL, RANDOM}
+    assert "took" not in caplog.text
+    assert {path: path.read_bytes() for path in before} == before
+    assert [run.run for run in collect_runs(runs)] == [again.results.reference, again.folder.name]

@@ -1,6 +1,5 @@
 """A run belongs to the code that drew it: an edit that can change samples makes a run of its own, others do not."""
 
-import time
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -16,46 +15,31 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs import code
 from kvbench.runs.code import find_versions, identify_code, is_pinned, list_classes
-from tests.support.command_line import RUN, run_program, start_python
-from tests.support.places import ROOT
+from tests.support.command_line import run_program
 
 
-def test_pinned_classes_leave_hashes_as_they_are() -> None:
-    assert identify_code("method", [Full, H2O]) is None
+class Mine(H2O):
+    """A method of a user."""
 
 
-def test_another_revision_or_a_subclass_counts_by_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(H2O):
-        pass
-
+def test_pinned_classes_leave_hashes_as_they_are_and_others_count(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(StreamingLLM):
         pass
 
+    assert identify_code("method", [Full, H2O]) is None
     mine, other = identify_code("method", [Mine]), identify_code("method", [Other])
     assert None not in (mine, other)
     assert mine != other
+    classes = [list_classes(ChunkKV(base=base), {}) for base in (H2O(), Mine())]
+    assert [identify_code("method", one) is None for one in classes] == [True, False]
+    assert identify_code("method", [Mine]) == mine
+    with monkeypatch.context() as patch:
+        patch.setattr(code, "version", lambda name: f"{name} of tomorrow")
+        assert identify_code("method", [Mine]) != mine  # this file imports pytest
+        assert identify_code("method", [H2O]) is None
     monkeypatch.setattr(H2O, "revision", 99)
     assert not is_pinned(H2O)
     assert identify_code("method", [H2O]) is not None
-
-
-def test_versions_of_what_its_file_imports_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(H2O):
-        pass
-
-    before = identify_code("method", [Mine])
-    assert identify_code("method", [Mine]) == before
-    monkeypatch.setattr(code, "version", lambda name: f"{name} of tomorrow")
-    assert identify_code("method", [Mine]) != before  # this file imports pytest
-    assert identify_code("method", [H2O]) is None
-
-
-def test_classes_of_inner_fields_count() -> None:
-    class Mine(H2O):
-        pass
-
-    classes = [list_classes(ChunkKV(base=base), {}) for base in (H2O(), Mine())]
-    assert [identify_code("method", one) is None for one in classes] == [True, False]
 
 
 def test_what_a_method_prepares_adds_no_class() -> None:
@@ -84,17 +68,14 @@ def test_a_distribution_counts_by_its_files(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(code, "_find_distributions", packages_distributions)
     read = code.read_class(import_module("mine").Mine)
     assert [*read.files] == ["beside", "mine"]
-    assert code.find_versions(read.libraries) == {"foreign": "1"}
+    assert find_versions(read.libraries) == {"foreign": "1"}
+    assert [*find_versions({"torch", "json", "kvbench", "pytest", "missing"})] == ["pytest"]
 
 
 def test_a_class_without_source_is_refused_by_its_key() -> None:
     made = type("Made", (Full,), {"__module__": "nowhere"})
     with pytest.raises(ConfigError, match=r"^method: nowhere\.Made: has no Python source; define the class"):
         identify_code("method", [made])
-
-
-def test_packages_that_kvbench_does_not_require_count_by_version() -> None:
-    assert [*find_versions({"torch", "json", "kvbench", "pytest", "missing"})] == ["pytest"]
 
 
 METHOD = """
@@ -120,11 +101,11 @@ FILES = {
     "mine.py": METHOD, "plain/ranks.py": "def rank(position):\n    return position * 37 % 101\n",
     "__init__.py": "", "conf/__init__.py": "", "conf/method/mine.yaml": "_target_: study.mine.Mine\n",
 }  # fmt: skip
-WORDS = ("method=mine", "budget=0.2", "hydra.searchpath=[pkg://study.conf]")
+WORDS = ("method=mine", "budget=0.2", "prompts.count=2", "hydra.searchpath=[pkg://study.conf]")
 
 
 @pytest.mark.slow
-def test_a_method_edited_between_equal_commands_and_after_a_kill(tmp_path: Path) -> None:
+def test_a_method_edited_between_equal_commands(tmp_path: Path) -> None:
     for name, text in FILES.items():
         path = tmp_path / "study" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,31 +115,16 @@ def test_a_method_edited_between_equal_commands_and_after_a_kill(tmp_path: Path)
         path = tmp_path / "study" / name
         path.write_text(path.read_text().replace(old, new))
 
-    def run(*more: str) -> tuple[str, str]:
-        done = run_program(tmp_path, *WORDS, *more)
+    def run() -> tuple[str, str]:
+        done = run_program(tmp_path, *WORDS)
         assert done.returncode == 0, done.stderr
         [line] = [line for line in done.stdout.splitlines() if "/mine-" in line]
         return Path(line.split()[-1]).name, done.stdout + done.stderr
 
-    first, _ = run("prompts.count=2")
+    first, _ = run()
     edit("mine.py", "# the newest first", "# the largest first")
-    assert run("prompts.count=2")[0] == first
+    assert run()[0] == first
     edit("plain/ranks.py", "% 101", "% 11")
-    second, told = run("prompts.count=2")
+    second, told = run()
     assert second != first
     assert f"its code differs from {first}, which stays: study.plain.ranks" in told
-
-    words = ("prompts.count=6", "batch_size=1", "runs_dir=killed")
-    process = start_python(tmp_path, RUN, *WORDS, *words, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    while (
-        not (found := [*tmp_path.glob("killed/*/mine-*/samples.jsonl")])
-        or found[0].read_text().count("\n") < 2
-    ):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    kept = found[0].read_text()
-    edit("plain/ranks.py", "% 11", "% 101")
-    assert run(*words)[0] not in (second, found[0].parent.name)
-    assert found[0].read_text() == kept

@@ -118,15 +118,6 @@ def test_damaged_samples_are_not_copied(tmp_path: Path) -> None:
     assert not RunFolder(tmp_path / "a", "m", IDENTITY, kind=TEXTS).finished()
 
 
-def test_another_calibration_of_the_same_name_is_a_conflict(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name / "m").mkdir(parents=True)
-        (tmp_path / name / "m/calibration-0123456789.safetensors").write_text(name)
-    [merged] = merge_runs(tmp_path / "b", tmp_path / "a")
-    assert merged.problem == "differs from the existing calibration, which is kept"
-    assert (tmp_path / "a/m/calibration-0123456789.safetensors").read_text() == "a"
-
-
 def test_a_merged_run_names_the_origins_of_its_samples(tmp_path: Path) -> None:
     """Origins of added samples follow our own once each; a run without added samples stays as it is."""
     ours, theirs = write(tmp_path / "a", [(0, "one")]), write(tmp_path / "b", [(1, "two")])
@@ -145,10 +136,7 @@ def test_a_merged_run_names_the_origins_of_its_samples(tmp_path: Path) -> None:
     assert ours.read_json("provenance.json") == found
 
 
-LINKS = ("notes.txt", "texts/000000.txt", "metrics/psnr.json", "source", "config.yaml")
-
-
-@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("name", ["notes.txt", "texts/000000.txt", "metrics/psnr.json", "source"])
 @pytest.mark.parametrize("inside", ["theirs", "ours"])
 def test_a_link_that_leaves_its_folder_is_refused_by_name(tmp_path: Path, name: str, inside: str) -> None:
     (tmp_path / "secret").write_text("password")
@@ -170,18 +158,6 @@ def test_a_link_that_leaves_its_folder_is_refused_by_name(tmp_path: Path, name: 
     assert (tmp_path / "secret").read_text() == "password"
 
 
-def test_a_linked_run_folder_is_not_written_through(tmp_path: Path) -> None:
-    theirs = write(tmp_path / "theirs", [(0, "one"), (1, "two")])
-    mine = write(tmp_path / "elsewhere", [(0, "one")])
-    (tmp_path / "ours/m").mkdir(parents=True)
-    (tmp_path / "ours/m" / mine.path.name).symlink_to(mine.path)
-    before = read_all(tmp_path / "elsewhere")
-    [merged] = merge_runs(tmp_path / "theirs", tmp_path / "ours")
-    assert (merged.added, "is a symbolic link" in str(merged.problem)) == (0, True)
-    assert read_all(tmp_path / "elsewhere") == before
-    assert theirs.path.is_dir()
-
-
 def test_links_to_runs_models_and_calibrations_elsewhere_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "elsewhere", [(0, "one")])
     (tmp_path / "secret").write_text("password")
@@ -193,32 +169,30 @@ def test_links_to_runs_models_and_calibrations_elsewhere_are_refused(tmp_path: P
     assert len(merged) == 3
     assert all("is a symbolic link that leaves its folder" in str(one.problem) for one in merged)
     assert read_all(tmp_path / "ours") == {}
+    more = write(tmp_path / "more", [(0, "one"), (1, "two")])
+    (tmp_path / "ours/m").mkdir(parents=True)
+    (tmp_path / "ours/m" / more.path.name).symlink_to(folder.path)  # it is not written through
+    before = read_all(tmp_path / "elsewhere")
+    [one] = merge_runs(tmp_path / "more", tmp_path / "ours")
+    assert (one.added, "is a symbolic link" in str(one.problem)) == (0, True)
+    assert read_all(tmp_path / "elsewhere") == before
 
 
-def test_a_link_inside_a_run_is_read(tmp_path: Path) -> None:
+def test_a_link_inside_a_run_is_read_and_its_log_left_out(tmp_path: Path) -> None:
     folder = write(tmp_path / "theirs", [(0, "one")])
     finish(folder)
     (folder.path / "copy.txt").symlink_to("texts/000000.txt")
-    [merged] = merge_runs(tmp_path / "theirs", tmp_path / "ours")
-    assert merged == Merged(f"m/{folder.path.name}", added=1)
-    copy = tmp_path / "ours/m" / folder.path.name / "copy.txt"
-    assert (copy.is_symlink(), copy.read_text()) == (False, "one")
-
-
-def test_a_run_that_was_logged_is_merged_without_its_log(tmp_path: Path) -> None:
-    folder = write(tmp_path / "theirs", [(0, "one")])
-    finish(folder)
     folder.write("wandb/files/summary.json", "{}")
     (folder.path / "wandb/debug-core.log").symlink_to(tmp_path / "cache/core.log")
     [merged] = merge_runs(tmp_path / "theirs", tmp_path / "ours")
     assert merged == Merged(f"m/{folder.path.name}", added=1)
+    copy = tmp_path / "ours/m" / folder.path.name / "copy.txt"
+    assert (copy.is_symlink(), copy.read_text()) == (False, "one")
     assert not list((tmp_path / "ours").rglob("wandb"))
 
 
 @pytest.mark.parametrize("file", ["samples.jsonl", "results.json"])
-@pytest.mark.parametrize(
-    "content", ["{\n", "[3]\n", "[" * 10**5 + "\n", '{"index": 1e999999999, "sha256": ""}\n']
-)
+@pytest.mark.parametrize("content", ["[" * 10**5 + "\n", '{"index": 1e999999999, "sha256": ""}\n'])
 def test_a_damaged_run_is_a_problem_and_others_are_merged(tmp_path: Path, file: str, content: str) -> None:
     bad, good = (write(tmp_path / "theirs", [(0, "one")], seed=seed) for seed in (0, 1))
     finish(bad)
@@ -230,7 +204,7 @@ def test_a_damaged_run_is_a_problem_and_others_are_merged(tmp_path: Path, file: 
     assert merged[f"m/{good.path.name}"] == Merged(f"m/{good.path.name}", added=1)
 
 
-@pytest.mark.parametrize("name", ["..", ".", "/etc", "a/b", "../elsewhere", ""])
+@pytest.mark.parametrize("name", ["..", "/etc", "a/b", ""])
 def test_a_record_names_no_folder_but_those_beside_it(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path / "theirs", [(0, "one")])
     finish(folder, reference=name)
