@@ -24,8 +24,15 @@ RUN = replace(MADE, memory=replace(MADE.memory, lse_drift=-0.5))
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Fields of other versions of the schema do no harm."""
     (tmp_path / "results.json").write_text(RUN.to_json())
     assert read_results(tmp_path) == RUN
+    values = json.loads(RUN.to_json())
+    newer = {**values, "mood": "good", "metrics": {"psnr": {**values["metrics"]["psnr"], "colour": "red"}}}
+    for name in ("digits", "detail", "needs_reference"):
+        del newer["metrics"]["psnr"][name]
+    (tmp_path / "results.json").write_text(json.dumps(newer))
+    assert read_results(tmp_path) == replace(RUN, metrics={"psnr": RUN.metrics["psnr"]})
     assert read_results(tmp_path / "elsewhere") is None
     assert RUN.model == "infinity_tiny"
     assert RUN.setting("method.sinks") == 1
@@ -58,45 +65,23 @@ def test_the_file_has_the_documented_fields(root: Path) -> None:
     assert set(values["evaluated"]["psnr"]) == {"settings", "status", "protocol", "lacking", "inputs"}
 
 
-def test_fields_of_other_versions_of_the_schema_do_no_harm(tmp_path: Path) -> None:
-    values = json.loads(RUN.to_json())
-    newer = {**values, "mood": "good", "metrics": {"psnr": {**values["metrics"]["psnr"], "colour": "red"}}}
-    for name in ("digits", "detail", "needs_reference"):
-        del newer["metrics"]["psnr"][name]
-    (tmp_path / "results.json").write_text(json.dumps(newer))
-    assert read_results(tmp_path) == replace(RUN, metrics={"psnr": RUN.metrics["psnr"]})
-
-
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
         ('"n": 96,\n "config"', '"config"', r"damaged \(n is missing\); delete it and start the run again"),
-        ('"n": 96,\n "config"', '"n": "many",\n "config"', r"damaged \(n is 'many', not int\)"),
         ('"peak_tokens": 99', '"peak_tokens": true', r"damaged \(memory\.peak_tokens is True, not int\)"),
         ('"better": "higher"', '"better": "both"', r"damaged \(metrics\.psnr\.better is 'both', not "),
         ('"lacking": [\n', '"lacking": [\n 3,', r"damaged \(evaluated\.psnr\.lacking is 3, not str\)"),
-        (
-            '"code": null',
-            '"resumed": [{"code": [3]}]',
-            r"damaged \(provenance\.resumed\[0\]\.code is \[3\], ",
-        ),
+        ('"code": null', '"resumed": [{"code": [3]}]', r"damaged \(provenance\.resumed\[0\]\.code is "),
         ('"schema_version": 2', '"schema_version": 3', "has schema_version 3, this program reads 2"),
-        ('"schema_version": 2,', "", "has schema_version None, this program reads 2"),
         ('"schema_version": 2,', '"schema_version": 2', "cannot be read "),
+        (RUN.to_json(), "[]", ""),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, before: str, after: str, message: str) -> None:
-    text = RUN.to_json()
+    text, path = RUN.to_json(), tmp_path / "results.json"
     assert before in text
-    path = tmp_path / "results.json"
     path.write_text(text.replace(before, after))
     with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}: {message}") as told:
         read_results(tmp_path)
     assert "\n" not in str(told.value)
-
-
-@pytest.mark.parametrize("text", ["[]", "null", '"text"', ""])
-def test_other_files_are_not_taken_for_results(tmp_path: Path, text: str) -> None:
-    (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"results\.json: "):
-        read_results(tmp_path)

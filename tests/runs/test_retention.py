@@ -12,7 +12,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.runs import execute
 from kvbench.runs.generate.retention import FILE, MAX_BINS, join_heads, list_sources, read_retention
-from tests.support.fake_run import SPEC, Fake, job_in
+from tests.support.fake_run import SPEC, job_in
 from tests.support.small_models import small_writer
 
 
@@ -29,18 +29,6 @@ def test_a_run_tells_what_its_first_batch_kept(whole: Path) -> None:
     [reference] = whole.parent.glob("full-*")
     full = read_retention(reference)
     assert {share for layer in full.kept for head in layer for share in head} == {1.0}
-
-
-def test_without_memory_it_is_of_as_many_prompts_as_had_some(tmp_path: Path) -> None:
-    found = read_retention(execute.run(job_in(tmp_path, batch_size=8, model=Fake(max_prompts=3))).folder)
-    assert found.prompts == 2
-
-
-def test_an_older_run_has_none_and_goes_without(tmp_path: Path) -> None:
-    folder = execute.run(job_in(tmp_path, count=4)).folder
-    (folder / FILE).unlink()
-    assert execute.run(job_in(tmp_path, count=4)).reused
-    assert read_retention(folder) is None
 
 
 def test_texts_that_end_early_tell_what_was_held_then(tmp_path: Path) -> None:
@@ -79,9 +67,7 @@ def test_heads_of_several_processes_follow_each_other(whole: Path) -> None:
     assert {share for layer in joined.kept for head in layer[2:] for share in head} == {0.5}
 
 
-@pytest.mark.parametrize(
-    "change", [{"kept": [[[0.5]]]}, {"tokens": [1]}, {"schema_version": 2}, {"segment": "last"}]
-)
+@pytest.mark.parametrize("change", [{"kept": [[[0.5]]]}, {"schema_version": 2}, {"segment": "last"}])
 def test_damage_is_told_in_a_line(tmp_path: Path, whole: Path, change: dict[str, object]) -> None:
     values = json.loads((whole / FILE).read_text())
     (tmp_path / FILE).write_text(json.dumps({**values, **change}))
