@@ -21,7 +21,6 @@ from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Result, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.methods.heatkv.method import HeatKV
-from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.base import Cache
 from kvbench.models.noise import Noise
 from kvbench.runs import execute, prepare
@@ -57,14 +56,6 @@ def test_one_call_four_times_does_its_work_once(tmp_path: Path) -> None:
         assert outcome.results.metrics == alone.results.metrics
     hidden = [path.name for path in (tmp_path / "four").rglob(".*") if path.is_file()]
     assert hidden == []
-
-
-def test_methods_share_the_work_on_their_reference(tmp_path: Path) -> None:
-    jobs = [job_in(tmp_path, method=StreamingLLM(sinks=n), model=Fake(pause=0.01)) for n in range(3)]
-    outcomes = together(jobs)
-    assert len({outcome.folder for outcome in outcomes}) == 3
-    assert len({outcome.results.reference for outcome in outcomes if outcome.results is not None}) == 1
-    assert made(jobs) == (1 + 3) * 5
 
 
 def test_other_batch_sizes_leave_records_that_belong_to_their_images(tmp_path: Path) -> None:
