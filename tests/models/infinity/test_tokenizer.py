@@ -1,4 +1,4 @@
-"""The bitwise tokenizer: equal to the official one, and shapes and round trips of every option."""
+"""The bitwise tokenizer: equal to the official one, shapes of every option, and learned amplitudes."""
 
 import pytest
 import torch
@@ -8,18 +8,13 @@ from tests.support.reference import packed
 from tests.support.reference_infinity import tokenizer
 
 
-@torch.inference_mode()
-def test_encoder_equals_the_official_one() -> None:
-    stored, _ = packed("vae_f16.io")
-    latents = tokenizer("vae_f16").encoder(stored["x"])
-    torch.testing.assert_close(latents, stored["enc_raw"], atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["vae_f16", "vae_f8p"])
 @torch.inference_mode()
-def test_quantiser_and_decoder_equal_the_official_ones(name: str) -> None:
+def test_equals_the_official_tokenizer(name: str) -> None:
     model = tokenizer(name)
     stored, meta = packed(f"{name}.io")
+    if name == "vae_f16":
+        torch.testing.assert_close(model.encoder(stored["x"]), stored["enc_raw"], atol=1e-4, rtol=0)
     sizes = [(height, width) for _, height, width in meta["scale_schedule"]]
     bits, summed = model.quantize(stored["enc_raw"], sizes)
     for scale, found in enumerate(bits):
@@ -32,37 +27,20 @@ def test_quantiser_and_decoder_equal_the_official_ones(name: str) -> None:
     assert torch.equal(rebuilt, summed)
 
 
-CONFIGS = [
-    BSQConfig(bits=8, base=32, encoder_widths=(32, 32), decoder_widths=(32, 32), blocks=1),
-    BSQConfig(bits=8, base=32, encoder_widths=(32, 64), decoder_widths=(64, 32), blocks=2, stem=2),
-    BSQConfig(bits=6, base=24, encoder_widths=(24, 48), decoder_widths=(24, 48), blocks=1, stem=4),
-    BSQConfig(
-        bits=12, base=32, encoder_widths=(32, 32), decoder_widths=(32, 32), blocks=1, stem=2, mixers=2, grid=(4, 4),
-        scales=4,
-    ),
-    BSQConfig(bits=8, base=32, encoder_widths=(32,), decoder_widths=(32,), blocks=1, stem=4, scales=3),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
-def test_images_come_back_in_their_shape(config: BSQConfig) -> None:
+def test_a_tokenizer_of_every_option_gives_images_back_in_their_shape() -> None:
+    widths = {"encoder_widths": (32, 64), "decoder_widths": (64, 32)}
+    options = {"blocks": 1, "stem": 2, "mixers": 2, "grid": (4, 4), "scales": 3}
     torch.manual_seed(0)
-    model = BSQ(config)
-    side = 4 * config.networks.patch
-    images = torch.rand(2, 3, side, side) * 2 - 1
+    model = BSQ(BSQConfig(bits=12, base=32, **widths, **options))
+    images = torch.rand(2, 3, 16, 16) * 2 - 1
     latents = model.encoder(images)
-    assert latents.shape == (2, config.bits, 4, 4)
     sizes = [(1, 1), (2, 2), (4, 4)]
     bits, summed = model.quantize(latents, sizes)
-    assert [b.shape for b in bits] == [(2, *size, config.bits) for size in sizes]
-    assert all(b.dtype == torch.bool for b in bits)
-    assert summed.shape == latents.shape
+    assert latents.shape == summed.shape == (2, 12, 4, 4)
+    assert [(b.shape, b.dtype) for b in bits] == [((2, *size, 12), torch.bool) for size in sizes]
     decoded = model.decode(summed)
     assert decoded.shape == images.shape
     assert decoded.abs().max() <= 1
-    copy = BSQ(config)
-    copy.load_state_dict(model.state_dict())
-    assert torch.equal(copy.decode(summed), decoded)
 
 
 def test_amplitudes_are_learned_and_fall() -> None:

@@ -1,13 +1,46 @@
-"""Sampling: the official draw, its truncation, and noise that belongs to a prompt alone."""
+"""Published schedules and their rotary positions, and the draw of bits: equal to the official ones."""
 
+import gzip
+import json
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvbench.core.segments import next_scale
+from kvbench.models.infinity import rope
 from kvbench.models.infinity.sampling import Sampling, draw_bits, probabilities
+from kvbench.models.infinity.scales import SCALES, TEMPLATES, schedule
 from kvbench.models.noise import MIN_THREADED, PromptNoise, prompt_seed
+from tests.support.reference import GOLDEN
+
+
+def test_schedules_and_positions_equal_the_published_ones() -> None:
+    tables = np.load(GOLDEN / "rope.npz")
+    published = json.loads(gzip.decompress((GOLDEN / "schedules.json.gz").read_bytes()))
+    assert sorted(map(float, published)) == sorted(TEMPLATES)
+    for ratio, entries in published.items():
+        sizes = TEMPLATES[float(ratio)]
+        found = torch.cat([rope.place_tokens(height, width, sizes[-1]) for height, width in sizes])
+        assert np.array_equal(found.numpy(), tables[f"ratio_{float(ratio):g}"])
+        assert set(entries) == set(SCALES)
+        for pixels, entry in entries.items():
+            assert [list(size) for size in schedule(float(ratio), pixels)] == entry["hw"]
+    rotation = rope.compute_rotations(next_scale(TEMPLATES[1]), (64, 64), 128, 10_000.0, "cpu")
+    assert rotation.shape == (10_521, 64)
+    angles = torch.view_as_real(rotation[:521:8]).movedim(2, 0)
+    torch.testing.assert_close(angles, torch.from_numpy(tables["cos_sin"]), atol=1e-5, rtol=0)
+
+
+def test_an_unknown_pixel_count_or_ratio_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model.pixels=2M: must be one of 0.06M, 0.25M, 0.60M, 1M"):
+        schedule(1.0, "2M")
+    for aspect, ratio in ((1.49, 1.5), (9.0, 3), (0.1, 0.333)):
+        with pytest.raises(ValueError, match=rf"model.aspect={aspect}: .*; {ratio} is nearest"):
+            schedule(aspect, "1M")
 
 
 def truncated(logits: Tensor, top_p: float) -> Tensor:
