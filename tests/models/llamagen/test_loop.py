@@ -141,18 +141,7 @@ def test_sampling_is_the_official_one(setting: int) -> None:
     assert torch.equal(drawn, expected[f"idx.{setting}"][:, 0])
 
 
-def test_the_first_two_tokens_are_always_guided() -> None:
-    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-    guided = logits[2:] + 3 * (logits[:2] - logits[2:])
-    for interval, tokens in ((-1, 9), (0, 2), (3, 5)):
-        sampling = LlamaGenSampling(cfg=3.0, cfg_interval=interval)
-        for token in range(9):
-            expected = guided if token < tokens else logits[:2]
-            close(guide(logits, sampling, token), expected, atol=1e-6)
-    assert guide(logits, LlamaGenSampling(cfg=1.0), 0) is logits
-
-
-@pytest.mark.parametrize("chunk", [1, 4, 6, 7, 35, 100])
+@pytest.mark.parametrize("chunk", [1, 7])
 def test_segments_do_not_matter_where_everything_is_kept(chunk: int) -> None:
     model, expected = transformer("c2i"), golden("c2i")["sampled.tokens"]
     segments = segments_of(CONFIGS["c2i"], chunk)

@@ -187,12 +187,6 @@ def test_equals_the_official_sampler(number: int) -> None:
     assert torch.equal(tokens, expected[f"idx.{number}"].squeeze(-1))
 
 
-def test_ties_with_the_last_of_top_k_are_kept() -> None:
-    logits = torch.tensor([[[1.0, 3.0, 2.0, 2.0, 0.0]]])
-    kept = truncate(logits, VARSampling(top_k=2, top_p=0)).isfinite()
-    assert kept.flatten().tolist() == [False, True, True, True, False]
-
-
 def test_logits_that_are_not_finite_are_refused() -> None:
     net, labels, noise = transformer("sep"), torch.tensor([3, 7]), PromptNoise(0, (0, 1))
     net.class_emb.weight[7] = float("nan")
