@@ -9,19 +9,15 @@ from kvbench.eval.text.answers import find_answer
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
-from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.rkv import RKV
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.prompts.base import Prompt
 from kvbench.prompts.math_tiny import MathTiny, NotesTiny
-from kvbench.runs.calibrate import calibrate
 from tests.support.engine import open_cache
-from tests.support.marks import slow_except
 from tests.support.places import ASSETS
 from tests.support.small_models import load
 
@@ -88,26 +84,8 @@ def test_with_a_quarter_of_the_tokens_the_method_decides() -> None:
     assert right(write(StreamingLLM(sinks=0), chosen, 200)) <= 1
 
 
-@pytest.mark.slow
-def test_priced_capacities_hold_what_even_ones_lose() -> None:
-    """At 40 tokens a head, calibrated on two other problems: few heads look up rooms, and need most tokens."""
-    chosen, model, budget = range(8), tiny(), 40
-    priced = PriceKV(base=H2O())
-    tensors = calibrate(model, PROBLEMS[8:10], [priced.needs()], 0, "cpu", lambda _: None)[0]
-    cache = open_cache(priced, model.spec, budget, Artifact("score_errors", tensors))
-    texts = model.generate([PROBLEMS[i].text for i in chosen], cache, PromptNoise(3, chosen))
-    assert cache.ledger.peak_tokens == budget * model.spec.all_heads
-    assert right(texts, PROBLEMS[:8]) >= 7
-    assert right(write(H2O(), range(len(PROBLEMS)), budget)) <= 6
-
-
-@pytest.mark.parametrize(
-    ("method", "budget"),
-    slow_except((H2O(), 100).__eq__, [(H2O(), 100), (Full(), 1), (HardKV(queries=32), 100)]),
-    ids=lambda value: type(value).__name__,
-)
-def test_a_text_is_the_same_in_any_batch(method: Method, budget: float) -> None:
+def test_a_text_is_the_same_in_any_batch() -> None:
     few = "model.max_tokens=160"
-    together = write(method, [0, 1], budget, few)
-    assert [write(method, [index], budget, few)[0] for index in (0, 1)] == together
+    together = write(H2O(), [0, 1], 100, few)
+    assert [write(H2O(), [index], 100, few)[0] for index in (0, 1)] == together
     assert [text.tokens for text in together] == [160, 160]
