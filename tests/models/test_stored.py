@@ -1,9 +1,8 @@
 """Weights on disk: remembered digests, one conversion, in bounded memory, and copies on a node's disk."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
 import torch
@@ -14,15 +13,13 @@ from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
 from kvbench.models.files import checkpoints, parameters, stored, weights
-from kvbench.models.files.checkpoints import WeightsError, split_layers
+from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.mapped import list_file_maps, release_pages
 from kvbench.models.files.official_files import take_part
 from kvbench.models.files.parameters import Place
 from kvbench.models.files.weights import Source
-from kvbench.models.janus.files import clean_janus
 from tests.support.command_line import run_python
 from tests.support.places import ROOT
-from tests.support.published import make_raw_state
 
 
 @pytest.fixture
@@ -66,66 +63,34 @@ def test_digests_are_kept_for_a_file(home: Path, tmp_path: Path, monkeypatch: py
     assert stored.find_digest(path) == hash_path(path)
 
 
-def test_one_of_several_converts(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_converts_and_other_contents_are_converted_anew(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     state = {"a": torch.randn(3, 5).bfloat16(), "layers.0.b": torch.randn(4), "layers.1.b": torch.arange(3)}
     state |= {"empty": torch.zeros(0, 2), "one": torch.tensor(2.5).half()}
     path = tmp_path / "net.pth"
     torch.save(state, path)
-    made: list[Path] = []
+    written: list[Path] = []
     write = stored.write_tensors
-    monkeypatch.setattr(weights, "write_tensors", lambda *args: made.append(args[0]) or write(*args))
-    found: list[Path] = []
+    monkeypatch.setattr(weights, "write_tensors", lambda *args: written.append(args[0]) or write(*args))
 
-    def convert() -> None:
-        found.append(weights.convert(path, dict, "0" * 64)[0])  # type: ignore[arg-type]
+    def convert(_: object = None) -> tuple[Path, str]:
+        return weights.convert(path, dict, "0" * 64)  # type: ignore[arg-type]
 
-    workers = [Thread(target=convert) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert len(made) == 1
-    assert set(found) == set(made)
-    read = load_file(made[0])
-    assert read.keys() == state.keys()
-    for name, tensor in state.items():
-        assert read[name].dtype == tensor.dtype
-        assert torch.equal(read[name], tensor)
-    note = made[0].with_suffix(".sha256")
-    assert {p.name for p in home.iterdir()} == {made[0].name, note.name}
-    assert note.read_text() == hash_path(made[0])
-
-
-def test_a_conversion_of_other_contents_is_made_anew(
-    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "net.pth"
-    torch.save({"a": torch.arange(5.0)}, path)
-    made, digest = weights.convert(path, dict, "0" * 64)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(4) as pool:
+        [(made, digest)] = set(pool.map(convert, range(4)))
+    assert written == [made]
+    read = load_file(made)
+    assert {name: tensor.dtype for name, tensor in read.items()} == {k: v.dtype for k, v in state.items()}
+    assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
+    note = made.with_suffix(".sha256")
+    assert set(home.iterdir()) == {made, note}
+    assert note.read_text() == hash_path(made)
     content = made.read_bytes()
-    made.write_bytes(content[:-4] + bytes(4))
-    assert weights.convert(path, dict, "0" * 64) == (made, digest)  # type: ignore[arg-type]
+    made.write_bytes(content[:-4] + b"\1" * 4)
+    assert convert() == (made, digest)
     assert made.read_bytes() == content
-    assert [r.message for r in caplog.records] == [
-        f"{made}: its contents differ from those converted; converted again"
-    ]
-
-
-def test_files_of_old_versions_of_torch_are_read(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(2)}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
-    assert torch.equal(checkpoints.read(tmp_path / "old.ckpt")["a"], torch.ones(2))
-
-
-def test_layers_one_at_a_time_are_the_whole() -> None:
-    raw = make_raw_state("janus", "pro_1b")
-    whole = clean_janus(raw, 128)
-    parts = [clean_janus(part, 128) for part in split_layers(raw)]
-    assert len(parts) > 24
-    joined: dict[str, Any] = {}
-    for part in parts:
-        assert not joined.keys() & part.keys()
-        joined |= part
-    assert {k: v.shape for k, v in joined.items()} == {k: v.shape for k, v in whole.items()}
+    assert caplog.messages == [f"{made}: its contents differ from those converted; converted again"]
 
 
 def test_a_node_has_its_own_copy(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +130,7 @@ def test_a_copy_of_other_bytes_is_made_anew(
     copy.write_bytes(content[:-4] + bytes(4))
     weights.prepare(Source("key", str(folder)))
     assert copy.read_bytes() == content
-    assert [r.message for r in caplog.records] == [
-        f"{copy.parent}: the staged copy differs from its source; copied again"
-    ]
+    assert caplog.messages == [f"{copy.parent}: the staged copy differs from its source; copied again"]
 
 
 def test_an_overwritten_file_changes_no_loaded_weights(home: Path, tmp_path: Path) -> None:
