@@ -87,26 +87,20 @@ class SceneFeatures(nn.Module):
         return logits
 
 
-def perceptual_distance(
-    first: Sequence[Tensor], second: Sequence[Tensor], weights: Sequence[Tensor] | None = None
-) -> Tensor:
+def perceptual_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
     """Return the LPIPS distances [N] between feature maps (Zhang et al., arXiv:1801.03924, eq. 1).
 
-    Features are normalised to unit length over channels. Their squared difference is weighted by channel, summed over
-    channels, averaged over positions and summed over stages.
+    Features are normalised to unit length over channels. Their squared difference is summed over channels, averaged
+    over positions and averaged over stages.
 
     Args:
         first: maps [N, C_s, H_s, W_s] of each stage.
         second: maps of the other images, same shapes.
-        weights: channel weights [C_s] of each stage; None for 1 / number of stages.
     """
     total = torch.zeros(len(first[0]), dtype=first[0].dtype, device=first[0].device)
-    for stage, (a, b) in enumerate(zip(first, second, strict=True)):
+    for a, b in zip(first, second, strict=True):
         squared = (_unit_length(a) - _unit_length(b)).square()
-        if weights is None:
-            total += squared.sum(1).mean((1, 2)) / len(first)
-        else:
-            total += (squared * weights[stage][:, None, None]).sum(1).mean((1, 2))
+        total += squared.sum(1).mean((1, 2)) / len(first)
     return total
 
 

@@ -238,7 +238,3 @@ def test_a_judge_predicts_what_greedy_generation_scores(folder: Path, tmp_path: 
     question = f'Does this figure show "{BENCH[1]["prompt"]}"? Please answer Yes or No.'
     expected = opinion.predict(images.image(1), [question])[0, opinion.first_token("Yes")]
     assert result.samples["vqascore[tiny]"][1] == pytest.approx(float(expected))
-    assert any(name.endswith("/model.safetensors") for name in result.provenance["weights"])
-    graded = only(GenEval2(judge), images)
-    assert 0 < graded.scores["geneval2[tiny]"].value < 100
-    assert graded.scores["geneval2_am[tiny]"].value >= graded.scores["geneval2[tiny]"].value

@@ -1,26 +1,32 @@
-"""Image folders, pairing, weight files and the common protocol of evaluators."""
+"""Run folders: records, damage, kinds of samples, pairing and the common protocol of evaluators."""
 
 import json
 import math
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
+from kvbench.core.config import ConfigError
+from kvbench.core.files import hash_path
+from kvbench.eval.files import kinds
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.samples import SampleSetError
+from kvbench.eval.files.samples import SampleSet, SampleSetError
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate, make_result
 from kvbench.eval.protocol.records import strict
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
+from kvbench.forced.record import LABELS, ScoredText
 from tests.support.image_sets import make_set, write_lines
-from tests.support.network_files import network_files
 
 
 def make(folder: Path, count: int = 3, size: tuple[int, int] = (12, 10), seed: int = 0) -> ImageSet:
@@ -48,17 +54,13 @@ def read(folder: Path) -> bytes:
     return (folder / "images" / "000001.png").read_bytes()
 
 
-def test_a_file_that_a_network_lists_late_is_there(tmp_path: Path) -> None:
-    made = make(tmp_path / "run", 3)
-    late = tmp_path / "run/images/000002.png"
-    content = late.read_bytes()
-    late.unlink()
-    with network_files(tmp_path, seconds=60):
-        assert len(list(late.parent.glob("*.png"))) == 2
-        (tmp_path / "other").write_bytes(content)
-        subprocess.run(["mv", tmp_path / "other", late], check=True)  # another client
-        assert len(list(late.parent.glob("*.png"))) == 2
-        assert ImageSet(tmp_path / "run").digest == made.digest
+def test_a_file_that_a_network_lists_late_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(tmp_path)
+    listed = [path for path in (tmp_path / "images").iterdir() if path.name != "000002.png"]
+    monkeypatch.setattr(
+        Path, "rglob", lambda *_: listed
+    )  # as a client of a network file system has cached it
+    assert ImageSet(tmp_path).digest == made.digest
 
 
 def test_digest_follows_content_not_place(tmp_path: Path) -> None:
@@ -177,22 +179,96 @@ def test_results_carry_status_and_provenance(tmp_path: Path) -> None:
 def test_saved_record_is_strict_json(tmp_path: Path) -> None:
     scores = {"psnr": Score(math.inf, n=2, sd=math.nan)}
     samples = {"index": [0, 1], "psnr": [math.inf, 3.0]}
-    result = Result("psnr", "uint8", "ok", None, Psnr.metrics, scores, samples)
-    path = result.save(tmp_path)
-    assert path.name == "psnr-uint8.json"
-
-    def refuse(name: str) -> None:
-        raise AssertionError(name)
-
-    record = json.loads(path.read_text(), parse_constant=refuse)
-    assert record["scores"]["psnr"]["value"] is None
-    assert record["nonfinite"] == 2
-    lines = [
-        json.loads(line, parse_constant=refuse) for line in (tmp_path / "psnr-uint8.samples.jsonl").open()
-    ]
+    path = Result("psnr", "uint8", "ok", None, Psnr.metrics, scores, samples).save(tmp_path)
+    refuse = partial(json.loads, parse_constant=pytest.fail)
+    record = refuse(path.read_text())
+    assert (record["scores"]["psnr"]["value"], record["nonfinite"]) == (None, 2)
+    lines = [refuse(line) for line in (tmp_path / "psnr-uint8.samples.jsonl").open()]
     assert lines == [{"index": 0, "psnr": None, "nonfinite": 1}, {"index": 1, "psnr": 3.0}]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["psnr-uint8.json", "psnr-uint8.samples.jsonl"]
-
-
-def test_strict_turns_numpy_into_numbers() -> None:
     assert strict({"a": np.float32(0.5), "b": (np.int64(2), np.bool_(True))}) == {"a": 0.5, "b": [2, True]}
+
+
+class SoundSet(SampleSet):
+    """Sounds of a plugin."""
+
+    kind = "sounds"
+    suffix = ".wav"
+
+
+SOUNDS = kinds.SampleKind(SoundSet, bytes)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Install entry points by their values, without a package."""
+
+    def add(*values: str) -> None:
+        points = [EntryPoint("mine", value, kinds.PLUGINS) for value in values]
+        monkeypatch.setattr(kinds, "entry_points", lambda group: points if group == kinds.PLUGINS else [])
+        kinds.list_kinds.cache_clear()
+
+    yield add
+    kinds.list_kinds.cache_clear()
+
+
+def test_a_plugin_adds_a_kind(install: object, tmp_path: Path) -> None:
+    install(f"{__name__}:SOUNDS")
+    assert kinds.find_kind("sounds").find(tmp_path, 3) == tmp_path / "sounds" / "000003.wav"
+    (tmp_path / "sounds").mkdir()
+    assert kinds.find_stored_kind(tmp_path) is not None
+    assert kinds.find_stored_kind(tmp_path).samples is SoundSet
+    assert list(kinds.list_kinds()) == ["images", "texts", "readings", "sounds"]
+
+
+@pytest.mark.parametrize("value", ["kvbench.eval.files.kinds:IMAGES", "kvbench.eval.files.kinds:PLUGINS"])
+def test_an_entry_that_is_no_new_kind_is_refused(install: object, value: str) -> None:
+    install(value)
+    with pytest.raises(ConfigError, match=f"{value} is not a new SampleKind"):
+        kinds.find_kind("images")
+
+
+def test_other_outputs_and_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"its output is smells; kinds .* are images, texts, readings"):
+        kinds.find_kind("smells")
+    with pytest.raises(SampleSetError, match=r"samples\.jsonl is missing"):
+        kinds.open_samples(tmp_path)
+
+
+def columns(**more: object) -> dict[str, np.ndarray]:
+    whole = {name: np.zeros(3, np.int32) for name in ("tokens", "likeliest", "likeliest_full")}
+    return whole | {name: np.zeros(3, np.float32) for name in ("kl", "nll", "nll_full")} | more
+
+
+@pytest.mark.parametrize(
+    ("tensors", "labels", "message"),
+    [
+        (columns(kl=np.zeros(2, np.float32)), '{"words": {}, "groups": []}', "columns differ in length"),
+        (columns(), "{", "not a record of forced decoding"),
+        (columns(), '{"words": {"a": "b"}, "groups": []}', "not a record of forced decoding"),
+        (columns(), None, "not a record of forced decoding"),
+    ],
+)
+def test_damaged_readings_are_named(
+    tmp_path: Path, tensors: dict[str, np.ndarray], labels: str | None, message: str
+) -> None:
+    path = tmp_path / "readings" / "000000.safetensors"
+    path.parent.mkdir()
+    save_file(tensors, path, None if labels is None else {LABELS: labels})
+    write_lines(tmp_path, [{"index": 0, "seed": 0, "prompt": "", "sha256": hash_path(path)}])
+    with pytest.raises(SampleSetError, match=f"{path}: .*{message}"):
+        kinds.open_samples(tmp_path)
+
+
+def test_a_reading_is_stored_and_read(tmp_path: Path) -> None:
+    integers, numbers = np.array([2**40, 3]), np.array([0.25, 1.5], np.float32)
+    columns = (integers, integers, integers[::-1], numbers, numbers + 1, numbers + 2)
+    text = ScoredText(*columns, {3: "a", 2**40: "\N{BULLET} b"}, (1, 1))
+    path = tmp_path / "000000.safetensors"
+    path.write_bytes(kinds.READINGS.encode(text))
+    stored = ScoredText.read(path)
+    assert stored.tokens.tolist() == [2**40, 3]
+    assert stored.kl.tolist() == [0.25, 1.5]
+    assert (stored.words, stored.groups) == (text.words, text.groups)
+    assert stored.same.tolist() == [False, False]
+    assert kinds.READINGS.encode(text) == kinds.READINGS.encode(SimpleNamespace(**vars(text)))

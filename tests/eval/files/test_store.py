@@ -146,8 +146,7 @@ def test_without_a_writable_store_the_process_still_computes_once(
     tmp_path: Path, own_store: Path, seen: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     own_store.write_text("a file where the folder should be")
-    images, reference = golden_pair(tmp_path, NAMES)
-    assert all(result.status == "ok" for result in evaluate(ALL, images, reference))
+    assert all(result.status == "ok" for result in evaluate(ALL, *golden_pair(tmp_path, NAMES)))
     assert sum(seen) == 2 * len(NAMES)
     assert "cannot be kept" in caplog.text
 

@@ -72,13 +72,6 @@ def test_a_box_of_exactly_the_maximum_overlap_is_dropped() -> None:
         assert found == {"cup": kept}
 
 
-def test_default_colours_can_be_replaced_by_a_classifier() -> None:
-    meta = {"tag": "colors", "include": [{"class": "car", "count": 1, "color": "red"}], "prompt": "a red car"}
-    seen = [Found("car", color="blue")]
-    assert not judge_image(seen, meta)[0]
-    assert judge_image(seen, meta, color_of=lambda boxes, label: ["red" for _ in boxes])[0]
-
-
 @pytest.mark.parametrize(
     "meta",
     [

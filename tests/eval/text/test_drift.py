@@ -28,26 +28,23 @@ def load(folder: Path, **more: object) -> ScoredText:
     return ScoredText.read(path)
 
 
-@pytest.mark.parametrize(("lengths", "width"), [((40, 33, 40), 3), ((5, 3), 1), ((16, 16), 1), ((17,), 2)])
+@pytest.mark.parametrize(("lengths", "width"), [((40, 33, 40), 3), ((16, 3), 1), ((17,), 2)])
 def test_bins_have_equal_tokens_and_average_texts(lengths: tuple[int, ...], width: int) -> None:
     rng = np.random.default_rng(0)
     texts = [draw(rng, length) for length in lengths]
-    names = [f"text {number}" for number in range(len(texts))]
+    names = [f"text {number % 2}" for number in range(len(texts))]
     drift = trace_drift(texts, names)
     longest = max(lengths)
     assert drift.unit == "tokens"
     assert drift.edges == (*range(0, longest, width), longest)
     for number, start in enumerate(range(0, longest, width)):
         spans = [range(start, min(start + width, len(text.kl))) for text in texts]
-        known = [(text, span) for text, span in zip(texts, spans, strict=True) if span]
-        kl = [sum(float(text.kl[i]) for i in span) / len(span) for text, span in known]
-        same = [
-            sum(int(text.likeliest[i] == text.likeliest_full[i]) for i in span) / len(span)
-            for text, span in known
-        ]
+        known = [each for each in zip(texts, spans, names, strict=True) if each[1]]
+        kl = [sum(float(text.kl[i]) for i in span) / len(span) for text, span, _ in known]
+        same = [np.mean(text.likeliest[span] == text.likeliest_full[span]) for text, span, _ in known]
         for band, means, most in ((drift.kl[number], kl, np.inf), (drift.same_top1[number], same, 1)):
             assert band.mean == pytest.approx(sum(means) / len(means), abs=1e-12)
-            interval = bootstrap(means)
+            interval = bootstrap(means, [name for *_, name in known])
             ends = (None, None) if interval is None else (max(0, interval.low), min(most, interval.high))
             assert (band.low, band.high) == (pytest.approx(ends[0]), pytest.approx(ends[1]))
     joined = sorted(float(value) for text in texts for value in text.kl)
@@ -55,14 +52,6 @@ def test_bins_have_equal_tokens_and_average_texts(lengths: tuple[int, ...], widt
     assert drift.tail["median"] == pytest.approx(
         (joined[(len(joined) - 1) // 2] + joined[len(joined) // 2]) / 2
     )
-
-
-def test_bands_resample_clusters() -> None:
-    texts = [draw(np.random.default_rng(seed), 4) for seed in (0, 1)]
-    alone = trace_drift([*texts, *texts], ["a", "b", "c", "d"])
-    joined = trace_drift([*texts, *texts], ["a", "b", "a", "b"])
-    assert [band.mean for band in alone.kl] == [band.mean for band in joined.kl]
-    assert joined.kl[0].high - joined.kl[0].low > alone.kl[0].high - alone.kl[0].low
 
 
 @pytest.mark.parametrize(("groups", "unit"), [((4, 4, 4), "row"), ((1, 4, 7), "scale")])
@@ -99,12 +88,11 @@ def test_parts_of_characters_are_found_in_the_prompt(tmp_path: Path) -> None:
 
 
 def test_stripped_files_lack_the_hidden_states_alone(tmp_path: Path) -> None:
-    path = tmp_path / "full.safetensors"
+    path = tmp_path / "one.safetensors"
     path.write_bytes(READINGS.encode(make_reading([0.0] * 8, states=torch.zeros(8, 576), groups=(4, 4))))
-    stripped = tmp_path / "stripped.safetensors"
-    stripped.write_bytes(ScoredText.read(path).encode())
-    assert b'"states"' in path.read_bytes()
-    assert b'"states"' not in stripped.read_bytes()
-    ours, theirs = ScoredText.read(stripped), ScoredText.read(path)
+    whole, theirs = path.read_bytes(), ScoredText.read(path)
+    path.write_bytes(theirs.encode())
+    assert (b'"states"' in whole, b'"states"' in path.read_bytes()) == (True, False)
+    ours = ScoredText.read(path)
     assert all(np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in COLUMNS)
     assert (ours.words, ours.groups) == (theirs.words, (4, 4)) == (WORDS, (4, 4))

