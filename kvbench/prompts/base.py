@@ -4,12 +4,15 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, islice
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from kvbench.core.config import MAX_PROMPTS, ConfigError, check_range, show
+from kvbench.core.config import MAX_PROMPTS, MAX_SEED, ConfigError, Range, show
 from kvbench.core.files import hash_content
 from kvbench.forced.text import ForcedText, Part
 from kvbench.prompts.draft import Draft
+
+Count = Annotated[int, Range(1, MAX_PROMPTS)]
+Seed = Annotated[int, Range(0, MAX_SEED)]
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,6 @@ def fit(prompt: Prompt, count_tokens: Callable[[str, bool], int]) -> Prompt:
 def hash_prompts(prompts: list[Prompt]) -> str:
     """Return the SHA-256 of the texts of prompts in order."""
     return hash_content("\0".join(prompt.text for prompt in prompts))
-
-
-def check_counts(**counts: int | None) -> None:
-    """Check numbers of prompts, where None means all; a ConfigError names the key of `prompts`."""
-    for name, value in counts.items():
-        if value is not None:
-            check_range(f"prompts.{name}", value, 1, MAX_PROMPTS)
 
 
 def check_choices(name: str, chosen: Sequence[str], known: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from kvbench.eval.files.prompt_lines import parse_lines
 from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Line
+from kvbench.prompts.base import Count
 from kvbench.prompts.sets import PromptEntry, PromptSet, TableSet, read_file
 
 REWRITTEN_SOURCE = (
@@ -69,7 +70,7 @@ class GenEval(PromptSet):
             of the original prompt. None uses the prompts.
     """
 
-    per_prompt: int = 4
+    per_prompt: Count = 4
     rewritten: str | None = None
     files: ClassVar[tuple[Weight, ...]] = (
         Weight(
@@ -125,7 +126,7 @@ class GenEval2(PromptSet):
 class UniGenBench(TableSet):
     """The 600 English prompts of UniGenBench++ (arXiv:2510.18701): a table with columns index and prompt_en."""
 
-    per_prompt: int = 4
+    per_prompt: Count = 4
     columns: ClassVar[Mapping[str, str]] = {"unigenbench_index": "index"}
     source: ClassVar[str] = (
         "data/test_prompts_en.csv of https://github.com/CodeGoat24/UniGenBench (CC BY 4.0)"
@@ -140,7 +141,7 @@ class OneIg(TableSet):
         classes: the classes of prompts to take.
     """
 
-    per_prompt: int = 4
+    per_prompt: Count = 4
     classes: tuple[str, ...] = CLASSES
     columns: ClassVar[Mapping[str, str]] = {"oneig_class": "category", "oneig_id": "id"}
     parts: ClassVar[tuple[str, str, tuple[str, ...]]] = ("classes", "oneig_class", CLASSES)
@@ -200,7 +201,7 @@ class HpsV2(PromptSet):
 class Dpg(PromptSet):
     """The 1065 prompts of DPG-Bench (Hu et al., arXiv:2403.05135): a folder of text files named by item."""
 
-    per_prompt: int = 4
+    per_prompt: Count = 4
     source: ClassVar[str] = (
         "the folder dpg_bench/prompts (1065 .txt) of https://github.com/TencentQQGYLab/ELLA"
     )

@@ -9,7 +9,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
 from kvbench.eval.files.prompt_lines import Entry, parse_json_lines, parse_lines
 from kvbench.eval.text.string_match import OUTPUTS, check_outputs
-from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, make_prompts
+from kvbench.prompts.base import Count, Prompt, check_total, leave_out, make_prompts
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,10 @@ class PromptFile:
     """
 
     path: str
-    count: int | None = None
-    per_prompt: int = 1
+    count: Count | None = None
+    per_prompt: Count = 1
 
     def __post_init__(self) -> None:
-        check_counts(count=self.count, per_prompt=self.per_prompt)
         if Path(self.path).suffix not in PARSERS:
             raise ConfigError(f"prompts.path={self.path}: must be .txt, .jsonl or .csv")
 

@@ -4,9 +4,10 @@ import itertools
 import random
 import sys
 from dataclasses import dataclass
+from typing import Annotated
 
-from kvbench.core.config import ConfigError
-from kvbench.prompts.base import Prompt, check_counts, check_total
+from kvbench.core.config import ConfigError, Range
+from kvbench.prompts.base import Count, Prompt, check_total
 
 IMAGENET_CLASSES = 1000
 
@@ -23,19 +24,13 @@ class ImageNet:
         count: maximum number of prompts; None takes all.
     """
 
-    classes: tuple[int, ...] | None = None
-    per_class: int = 50
-    count: int | None = None
+    classes: tuple[Annotated[int, Range(0, IMAGENET_CLASSES - 1)], ...] | None = None
+    per_class: Count = 50
+    count: Count | None = None
 
     def __post_init__(self) -> None:
-        check_counts(per_class=self.per_class, count=self.count)
         if self.classes is not None and not self.classes:
             raise ConfigError("prompts.classes=[]: name at least one class, or null for all")
-        outside = [number for number in self._classes if not 0 <= number < IMAGENET_CLASSES]
-        if outside:
-            raise ConfigError(
-                f"prompts.classes: {outside[0]} is not a number from 0 to {IMAGENET_CLASSES - 1}"
-            )
 
     @property
     def _classes(self) -> tuple[int, ...]:

@@ -3,10 +3,10 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
+from kvbench.core.config import ConfigError, Range
+from kvbench.prompts.base import Count, Prompt, Seed, check_total, leave_out, repeat
 from kvbench.puzzles.noted_walk import MAX_QUERIES, NotedWalk
 from kvbench.puzzles.room_walk import MAX_MOVES, ROOMS, WALKERS, RoomWalk
 
@@ -29,24 +29,20 @@ class MathTiny:
     puzzle: ClassVar[type[RoomWalk]] = RoomWalk
     in_random_order: ClassVar[bool] = True
 
-    count: int = 96
-    seed: int = 0
-    rooms: int = 8
+    count: Count = 96
+    seed: Seed = 0
+    rooms: Annotated[int, Range(2, len(ROOMS))] = 8
     min_moves: int = 170
-    max_moves: int = 330
-    per_prompt: int = 1
+    max_moves: Annotated[int, Range(1, MAX_MOVES)] = 330
+    per_prompt: Count = 1
 
     def __post_init__(self) -> None:
-        check_counts(count=self.count, per_prompt=self.per_prompt)
         check_total(self.per_prompt * self.count, "per_prompt", self.per_prompt)
-        check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
-        check_range("prompts.rooms", self.rooms, 2, len(ROOMS))
         if self.max_moves > self.rooms**WALKERS * 3 // 4:
             raise ConfigError(
                 f"prompts.max_moves={self.max_moves}: {self.rooms} rooms have {self.rooms**WALKERS} states, and a walk "
                 "may have at most three quarters of that many moves; raise prompts.rooms"
             )
-        check_range("prompts.max_moves", self.max_moves, 1, MAX_MOVES)
         if not 1 <= self.min_moves <= self.max_moves:
             raise ConfigError(
                 f"prompts.min_moves={self.min_moves}: must be from 1 to prompts.max_moves={self.max_moves}"

@@ -8,6 +8,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.eval.distribution.mjhq import CATEGORIES
 from kvbench.eval.files.weights import Weight
+from kvbench.prompts.base import Count
 from kvbench.prompts.sets import PromptEntry, PromptSet, read_file
 
 
@@ -44,7 +45,7 @@ class Mjhq30k(PromptSet):
 class ImageReward(PromptSet):
     """The 100 prompts of ImageReward's benchmark (Xu et al., arXiv:2304.05977), 10 images of each in its tables."""
 
-    per_prompt: int = 10
+    per_prompt: Count = 10
     files: ClassVar[tuple[Weight, ...]] = (
         Weight(
             "benchmark-prompts.json",

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import ClassVar
 
-from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.prompts.base import Prompt, check_choices, check_counts
+from kvbench.core.config import ConfigError
+from kvbench.prompts.base import Count, Prompt, Seed, check_choices
 from kvbench.prompts.text_files import DOMAINS, read_texts
 
 MAX_PIECE = 2048
@@ -27,14 +27,12 @@ class Questions:
 
     in_random_order: ClassVar[bool] = True
 
-    count: int = 20
-    seed: int = 0
+    count: Count = 20
+    seed: Seed = 0
     domain: str = "manuals"
     path: str | None = None
 
     def __post_init__(self) -> None:
-        check_counts(count=self.count)
-        check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
         check_choices("domain", self.domain, DOMAINS)
 
     def load(self) -> list[Prompt]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from kvbench.core.config import ConfigError, check_range
+from kvbench.core.config import ConfigError, Range
 from kvbench.forced.text import FILL, ForcedText, Part
 from kvbench.prompts.base import Prompt, check_choices
 from kvbench.prompts.questions import MAX_PIECE, Questions
@@ -41,12 +42,11 @@ class Retrieval(Questions):
         asked: `within` compresses the context with its question, `after` compresses it before the question arrives.
     """
 
-    context: int = 1024
+    context: Annotated[int, Range(MIN_CONTEXT, MAX_CONTEXT)] = 1024
     asked: str = "within"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("prompts.context", self.context, MIN_CONTEXT, MAX_CONTEXT)
         check_choices("asked", self.asked, ASKED)
 
     def _make_prompt(
@@ -93,11 +93,10 @@ class Passkey(Retrieval):
     """
 
     depths: tuple[int, ...] = (10, 30, 50, 70, 90)
-    digits: int = 5
+    digits: Annotated[int, Range(4, 20)] = 5  # four digits are two tokens if three are one
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("prompts.digits", self.digits, 4, 20)  # four digits are two tokens if three are one
         if not self.depths or not all(0 <= depth <= 100 for depth in self.depths):
             raise ConfigError(f"prompts.depths={list(self.depths)}: must be percentages from 0 to 100")
 
@@ -124,15 +123,12 @@ class PlantedFacts(Retrieval):
     """
 
     gaps: tuple[int, ...] = (64, 256, 512, 768)
-    facts: int = 4
-    distractors: int = 0
-    times: int = 1
+    facts: Annotated[int, Range(1, 1 + len(SUBJECTS))] = 4
+    distractors: Annotated[int, Range(0, len(CITIES) - 1 - len(SUBJECTS))] = 0
+    times: Annotated[int, Range(1, 16)] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("prompts.facts", self.facts, 1, 1 + len(SUBJECTS))
-        check_range("prompts.distractors", self.distractors, 0, len(CITIES) - 1 - len(SUBJECTS))
-        check_range("prompts.times", self.times, 1, 16)
         if not self.gaps or min(self.gaps) < 0:
             raise ConfigError(f"prompts.gaps={list(self.gaps)}: must be numbers of tokens, at least 0")
         if max(self.gaps) > (most := self._count_haystack()):

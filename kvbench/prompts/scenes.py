@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, make_prompts
+from kvbench.core.config import ConfigError
+from kvbench.prompts.base import Count, Prompt, Seed, check_total, leave_out, make_prompts
 from kvbench.scenes import grammar
 
 CANDIDATES_PER_PROMPT = 64
@@ -25,16 +25,14 @@ class Scenes:
 
     in_random_order: ClassVar[bool] = True
 
-    count: int = 96
-    seed: int = 0
+    count: Count = 96
+    seed: Seed = 0
     held_out: bool = False
     relations: tuple[str, ...] = grammar.RELATIONS
-    per_prompt: int = 1
+    per_prompt: Count = 1
 
     def __post_init__(self) -> None:
-        check_counts(count=self.count, per_prompt=self.per_prompt)
         check_total(self.count * self.per_prompt, "per_prompt", self.per_prompt)
-        check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
         unknown = [relation for relation in self.relations if relation not in grammar.RELATIONS]
         if unknown or not self.relations:
             given, known = list(self.relations), ", ".join(grammar.RELATIONS)
@@ -63,10 +61,7 @@ class SceneClasses:
         count: number of prompts.
     """
 
-    count: int = 96
-
-    def __post_init__(self) -> None:
-        check_counts(count=self.count)
+    count: Count = 96
 
     def load(self) -> list[Prompt]:
         """Return the prompts: prompt i has class i modulo the class count."""

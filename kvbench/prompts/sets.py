@@ -14,9 +14,9 @@ from kvbench.eval.files.fetch import download_file
 from kvbench.eval.files.prompt_lines import check_letters
 from kvbench.eval.files.weights import Weight, WeightError
 from kvbench.prompts.base import (
+    Count,
     Prompt,
     check_choices,
-    check_counts,
     check_total,
     choose_numbers,
     leave_out,
@@ -45,8 +45,8 @@ class PromptSet:
 
     path: str | None = None
     download: bool = False
-    count: int | None = None
-    per_prompt: int = 1
+    count: Count | None = None
+    per_prompt: Count = 1
     draw: int | None = None
     files: ClassVar[tuple[Weight, ...]] = ()
     source: ClassVar[str] = ""
@@ -57,7 +57,6 @@ class PromptSet:
     """Field that chooses parts of the set, metadata key of a prompt's part, and all parts; None without parts."""
 
     def __post_init__(self) -> None:
-        check_counts(count=self.count, per_prompt=self.per_prompt)
         if self.parts is not None:
             field, _, known = self.parts
             check_choices(field, getattr(self, field), known)

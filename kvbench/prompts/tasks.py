@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, product
 from random import Random
+from typing import Annotated
 
-from kvbench.core.config import ConfigError, check_range
+from kvbench.core.config import ConfigError, Range, check_range
 from kvbench.prompts.base import Prompt, check_choices
 from kvbench.prompts.draft import Counted, Draft, Hidden
 from kvbench.prompts.questions import Questions
@@ -35,12 +36,11 @@ class Task(Questions):
         answer: `written` lets the model generate it, `read` scores the right answer under forced decoding.
     """
 
-    length: int = 512
+    length: Annotated[int, Range(32, MAX_CONTEXT)] = 512
     answer: str = "written"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("prompts.length", self.length, 32, MAX_CONTEXT)
         check_choices("answer", self.answer, ANSWERS)
 
     def _draw(self, index: int, texts: Iterator[str]) -> Prompt:
@@ -80,14 +80,12 @@ class Needles(Task):
         queries: number of keys that the question asks for.
     """
 
-    keys: int = 4
-    values: int = 1
+    keys: Annotated[int, Range(1, len(CITIES) * (1 + len(SUBJECTS)))] = 4
+    values: Annotated[int, Range(1, 16)] = 1
     queries: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("prompts.keys", self.keys, 1, len(CITIES) * (1 + len(SUBJECTS)))
-        check_range("prompts.values", self.values, 1, 16)
         check_range("prompts.queries", self.queries, 1, self.keys)
 
     def draft(self, rng: Random, texts: Iterator[str]) -> tuple[Draft, list[str]]:
@@ -121,11 +119,10 @@ class Chains(Task):
     """
 
     chains: int = 2
-    hops: int = 2
+    hops: Annotated[int, Range(1, len(PEOPLE) - 1)] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("prompts.hops", self.hops, 1, len(PEOPLE) - 1)
         check_range("prompts.chains", self.chains, 1, len(PEOPLE) // (self.hops + 1))
 
     def draft(self, rng: Random, texts: Iterator[str]) -> tuple[Draft, list[str]]:
@@ -161,18 +158,14 @@ class WordCounts(Task):
         zipf: exponent of Zipf's law, which the occurrences of all words follow; None for `times` and `rest`.
     """
 
-    answers: int = 3
+    answers: Annotated[int, Range(2, 20)] = 3
     times: int = 12
-    rest: int = 1
-    zipf: float | None = None
+    rest: Annotated[int, Range(1, 1000)] = 1
+    zipf: Annotated[float, Range(1, 3)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("prompts.answers", self.answers, 2, 20)
-        check_range("prompts.rest", self.rest, 1, 1000)
         check_range("prompts.times", self.times, self.rest + 1, 10_000)
-        if self.zipf is not None and not 1 <= self.zipf <= 3:
-            raise ConfigError(f"prompts.zipf={self.zipf}: must be from 1 to 3, or null")
 
     def draft(self, rng: Random, texts: Iterator[str]) -> tuple[Draft, list[str]]:
         """Return a list of words of four to ten letters, and its frequent words, of which none is part of another word.

@@ -3,10 +3,11 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from kvbench.core.config import MAX_SEED, ConfigError, check_range
+from kvbench.core.config import ConfigError, Range
 from kvbench.forced.text import ForcedText, Part
-from kvbench.prompts.base import Prompt, check_choices, check_counts, choose_numbers
+from kvbench.prompts.base import Count, Prompt, Seed, check_choices, choose_numbers
 from kvbench.prompts.text_files import DOMAINS, TextEntry, read_shipped, read_texts
 
 MAX_LENGTH = 2**20
@@ -30,20 +31,16 @@ class Texts:
 
     domain: str = "manuals"
     calibration: str | None = None
-    count: int | None = 8
-    length: int = 772
+    count: Count | None = 8
+    length: Annotated[int, Range(3, MAX_LENGTH)] = 772
     given: int = 516
     path: str | None = None
-    draw: int | None = None
+    draw: Seed | None = None
 
     def __post_init__(self) -> None:
-        check_counts(count=self.count)
         check_choices("domain", self.domain, DOMAINS)
         if self.calibration is not None:
             check_choices("calibration", self.calibration, DOMAINS)
-        check_range("prompts.length", self.length, 3, MAX_LENGTH)
-        if self.draw is not None:
-            check_range("prompts.draw", self.draw, 0, MAX_SEED)
         if not 1 <= self.given <= self.length - 2:
             raise ConfigError(
                 f"prompts.given={self.given}: must be at least 1, and at least 2 less than prompts.length={self.length}"

@@ -52,7 +52,7 @@ model.sources=null | model.sources=null: must be a group of keys
 method=heatkv method.orders=../files/deep.json | method.orders=../files/deep.json: cannot be read
 method=scalekv method.budgets=../files/deep.json | method.budgets=../files/deep.json: not a budget file
 seed=99999999999999999999999 | seed=99999999999999999999999: must be a whole number
-prompts.count=99999999999999 | prompts.count=99999999999999: must be at most 1000000
+prompts.count=99999999999999 | prompts.count=99999999999999: must be a whole number of at least 1 and at most 1000000
 model=var_tiny prompts=imagenet prompts.per_class=1000000 | prompts.per_class=1000000: makes 1000000000 prompts, more
 prompts=file prompts.path=../files/x.pdf | prompts.path=../files/x.pdf: must be .txt, .jsonl or .csv
 prompts=file prompts.path=../files/binary.txt | prompts.path=../files/binary.txt: is not text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.core.config import ConfigError
+from kvbench.core.config import ConfigError, check_fields
 from kvbench.eval.files.weights import Weight, file_sha256
 from kvbench.prompts.base import Prompt, hash_prompts
 from kvbench.prompts.benchmarks import STYLES, Coco, Dpg, GenEval, GenEval2, HpsV2, OneIg, Parti, UniGenBench
@@ -195,8 +195,8 @@ def test_a_missing_set_says_what_to_get_and_which_key_to_set(kind: type[PromptSe
     with pytest.raises(ConfigError, match=r"^prompts\.count=999: the set has \d+ prompts"):
         kind(make(kind, tmp_path), count=999).load()
     for name in ("count", "per_prompt"):
-        with pytest.raises(ConfigError, match=rf"^prompts\.{name}=0: must be at least 1"):
-            kind(**{name: 0})
+        with pytest.raises(ConfigError, match=rf"^prompts\.{name}=0: must be a whole number of at least 1"):
+            check_fields({name: 0}, kind, "prompts.")
 
 
 def test_sets_with_an_address_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
