@@ -29,32 +29,26 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.kernels.triton.tiles.count_processors", lambda _: 4)
 
 
+def read_flags() -> list[bool | None]:
+    return [getattr(MATMUL, f"{flag}{end}", None) for flag in FLAGS for end in ("", "_split_k")]
+
+
 def test_torch_may_not_round_inside_products_while_batches_are_invariant() -> None:
-    before = [getattr(MATMUL, flag) for flag in FLAGS]
-    assert any(before)
-    try:
-        for _ in range(2):  # the second time changes nothing
-            set_batch_invariant(True)
-            assert is_batch_invariant()
-            assert not any(getattr(MATMUL, flag) for flag in FLAGS)
-    finally:
-        for _ in range(2):
-            set_batch_invariant(False)
-    assert not is_batch_invariant()
-    assert [getattr(MATMUL, flag) for flag in FLAGS] == before
-
-
-def test_what_a_user_forbade_stays_forbidden() -> None:
+    """Afterwards it may again, except where a user forbade it."""
     flag = "allow_fp16_reduced_precision_reduction"
-    before = getattr(MATMUL, flag)
+    usual = getattr(MATMUL, flag)
+    assert any(read_flags())
     try:
-        setattr(MATMUL, flag, False)
-        set_batch_invariant(True)
-        set_batch_invariant(False)
-        assert not getattr(MATMUL, flag)
-        assert getattr(MATMUL, f"{flag}_split_k", True)
+        for allowed in (usual, False):
+            setattr(MATMUL, flag, allowed)
+            before = read_flags()
+            for wanted in (True, True, False, False):  # the second time changes nothing
+                set_batch_invariant(wanted)
+                assert is_batch_invariant() == wanted
+                assert not any(read_flags()) if wanted else read_flags() == before
     finally:
-        setattr(MATMUL, flag, before)
+        set_batch_invariant(False)
+        setattr(MATMUL, flag, usual)
 
 
 def choices(rows: int, dtype: torch.dtype) -> list[object]:
@@ -63,14 +57,10 @@ def choices(rows: int, dtype: torch.dtype) -> list[object]:
 
     device = torch.device(DEVICE)
     layout = arrange_rows(torch.zeros(rows + 1, 400, dtype=torch.int64), [400] + [3] * rows)
-    sizes = [
+    one, other = (
         tiles.choose_tile(kernel, 128, dtype, 300, rows, device) for kernel in ("attention", "quantised")
-    ]
-    return [
-        *sizes,
-        tiles.fit_keys(layout, 16, sizes[0].keys),
-        tiles.count_splits(rows, 400, sizes[0], device),
-    ]
+    )
+    return [one, other, tiles.fit_keys(layout, 16, one.keys), tiles.count_splits(rows, 400, one, device)]
 
 
 @needs_triton
@@ -103,11 +93,7 @@ def take_first(case: Case) -> Case:
 def test_a_decode_step_is_the_same_in_every_batch(queries: int, small_gpu: None, invariant: None) -> None:
     case = make(3, [269, 19], queries, 1, 16, free_slots=1)
     assert torch.equal(decode(*take_first(case)), decode(*case)[:1])
-
-
-@needs_loops
-def test_a_decode_step_is_divided_by_the_batch_otherwise(small_gpu: None) -> None:
-    case = make(3, [269, 19], 1, 1, 16, free_slots=1)
+    set_batch_invariant(False)  # otherwise it is divided by the batch
     alone, batch = decode(*take_first(case)), decode(*case)
     assert not torch.equal(alone, batch[:1])
     torch.testing.assert_close(alone, batch[:1])

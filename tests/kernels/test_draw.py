@@ -29,6 +29,7 @@ def forbid(logits: Tensor) -> Tensor:
 
 SIZES = [(7, 3), (64, 2), (5000, 1), (16_500, 1)]
 """Codes and tokens: fewer than a block, a full block, a partial block, several blocks."""
+P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.01])
 
 
 @needs_triton
@@ -121,9 +122,6 @@ def test_the_program_mixes_the_same_codes(codes: int, tokens: int) -> None:
     torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=1e-4)
 
 
-P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.01])
-
-
 def check_law(drawn: Tensor, p: Tensor) -> None:
     """Chi-square of drawn codes against their probabilities."""
     counts = torch.bincount(drawn.flatten(), minlength=len(p))
@@ -132,33 +130,22 @@ def check_law(drawn: Tensor, p: Tensor) -> None:
     assert stats.chisquare(counts[used].numpy(), (p[used] * drawn.numel()).numpy()).pvalue > 0.01
 
 
-def test_codes_follow_their_probabilities() -> None:
-    keys = torch.arange(50)
-    logits = P.log().expand(50, 400, -1)
+def test_codes_candidates_and_bits_follow_their_probabilities() -> None:
+    keys, logits = torch.arange(50), P.log().expand(50, 400, -1)
     check_law(draw_codes(logits, keys, STEP), P)
-    top = P.clone()
-    top[4:] = 0
-    check_law(draw_codes(logits, keys, STEP, 1.0, 4), top)
+    check_law(draw_codes(logits, keys, STEP, 1.0, 4), torch.cat((P[:4], torch.zeros(2))))
     check_law(draw_codes(logits, keys, STEP, 2.0), P.sqrt() / P.sqrt().sum())
+    codes = torch.tensor([70_000, 3, 150_000, 12, 9, 4])
+    drawn = draw_candidate(P.log().expand(20_000, -1), codes.expand(20_000, -1), torch.arange(20_000), STEP)
+    check_law((drawn[:, None] == codes).int().argmax(-1), P)
+    for p in (0.02, 0.5, 0.9):
+        drawn = draw_bits(torch.full((10, 500, 4), p), torch.arange(10), STEP)
+        assert stats.binomtest(int(drawn.sum()), drawn.numel(), p).pvalue > 0.01
 
 
 def test_equally_likely_codes_of_a_large_vocabulary() -> None:
     """A coarse generator prefers the first of many codes, since ties fall to it."""
-    codes = draw_codes(torch.zeros(4, 1, 184_000), torch.arange(4), STEP)
-    assert len(codes.unique()) == 4
-    many = torch.cat(
-        [draw_codes(torch.zeros(8, 32, 4096), torch.arange(8), torch.tensor([i])) for i in range(8)]
-    )
+    assert len(draw_codes(torch.zeros(4, 1, 184_000), torch.arange(4), STEP).unique()) == 4
+    zeros, keys = torch.zeros(8, 32, 4096), torch.arange(8)
+    many = torch.cat([draw_codes(zeros, keys, torch.tensor([step])) for step in range(8)])
     assert stats.kstest(many.flatten().numpy() / 4096, "uniform").pvalue > 0.01
-
-
-def test_candidates_follow_their_probabilities() -> None:
-    codes = torch.tensor([70_000, 3, 150_000, 12, 9, 4])
-    drawn = draw_candidate(P.log().expand(20_000, -1), codes.expand(20_000, -1), torch.arange(20_000), STEP)
-    check_law((drawn[:, None] == codes).int().argmax(-1), P)
-
-
-def test_bits_follow_their_probabilities() -> None:
-    for p in (0.02, 0.5, 0.9):
-        drawn = draw_bits(torch.full((10, 500, 4), p), torch.arange(10), STEP)
-        assert stats.binomtest(int(drawn.sum()), drawn.numel(), p).pvalue > 0.01

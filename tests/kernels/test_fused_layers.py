@@ -1,6 +1,7 @@
 """Linear, modulate and qk_norm_rope: equal to their definitions in float64, on a CPU and as Triton kernels."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -48,9 +49,8 @@ def test_onednn_products_are_exact(seed: int, batch: int, rows: int, inner: int,
     first, second = random(seed, batch, rows, inner), random(seed + 1, batch, columns, inner).mT
     with products.onednn_products(products.MIN_MULTIPLICATIONS, CPU):
         found = first @ second
-    close(
-        found, first.double() @ second.double(), torch.float32, first.double().abs() @ second.double().abs()
-    )
+    first, second = first.double(), second.double()
+    close(found, first @ second, torch.float32, first.abs() @ second.abs())
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -59,14 +59,9 @@ def test_products_elsewhere_are_left_alone(exact: bool, monkeypatch: pytest.Monk
     before = products.MATMUL_SETTINGS.fp32_precision
     with products.onednn_products(products.MIN_MULTIPLICATIONS - 1, CPU):
         assert products.MATMUL_SETTINGS.fp32_precision == before
-
-    def fails() -> None:
-        with products.onednn_products(products.MIN_MULTIPLICATIONS, CPU):
-            assert (products.MATMUL_SETTINGS.fp32_precision == "bf16") == exact
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
+    with suppress(KeyError), products.onednn_products(products.MIN_MULTIPLICATIONS, CPU):
+        assert (products.MATMUL_SETTINGS.fp32_precision == "bf16") == exact
+        raise KeyError
     assert products.MATMUL_SETTINGS.fp32_precision == before
 
 
@@ -74,7 +69,7 @@ def test_products_elsewhere_are_left_alone(exact: bool, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gelu_is_fused_on_a_gpu(dtype: torch.dtype) -> None:
     x, weight, bias = (
-        one.to(DEVICE, dtype) for one in (random(0, 2, 5, 64), random(1, 32, 64), random(2, 32))
+        random(i, *size).to(DEVICE, dtype) for i, size in enumerate([(2, 5, 64), (32, 64), (32,)])
     )
     with torch.no_grad():
         found = linear(x, weight, bias, gelu=True)
@@ -82,14 +77,6 @@ def test_gelu_is_fused_on_a_gpu(dtype: torch.dtype) -> None:
     through = (x.double().abs() @ weight.double().abs().T + bias.double().abs()).cpu()
     close(found, F.gelu(exact, approximate="tanh").cpu(), dtype, through)
     assert found.shape == (2, 5, 32)
-
-
-def test_linear_learns() -> None:
-    x, weight, bias = random(0, 3, 5), random(1, 4, 5).requires_grad_(), random(2, 4).requires_grad_()
-    linear(x, weight, bias, gelu=True).sum().backward()
-    assert weight.grad is not None
-    slope = torch.func.grad(lambda b: F.gelu(x @ weight.detach().T + b, approximate="tanh").sum())
-    torch.testing.assert_close(bias.grad, slope(bias.detach()))
 
 
 @both(modulate.modulate)

@@ -1,7 +1,7 @@
 """Ragged attention, attention mass and row compaction against plain loops over rows."""
 
-import ast
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 
@@ -21,7 +21,7 @@ from kvbench.kernels.compact import rebuild, rebuild_both, source_table
 from kvbench.kernels.layout import Past, empty_layout, list_positions, view_group
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.places import ROOT
-from tests.support.ragged_rows import CASES, HALF, Case, agrees, check, check_mass, make
+from tests.support.ragged_rows import CASES, HALF, Case, check, check_mass, make
 from tests.support.triton_device import DEVICE, needs_triton, on_device
 
 
@@ -104,16 +104,8 @@ def test_dense_attention_agrees_with_double_precision(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_BYTES", piece)
         out = dense_attention(q, k, v, 0.7)
-    none = k[:, :, :0].flatten(0, 1)
-    agrees(
-        (out.flatten(0, 1), None),
-        q.flatten(0, 1),
-        (none, none),
-        (k.flatten(0, 1), v.flatten(0, 1)),
-        0.7,
-        False,
-    )
-    assert out.dtype == q.dtype
+    nothing = k.new_empty(batch, 0, 8)
+    check((out, None), Case(q, k, v, Past(nothing, nothing, empty_layout(rows, "cpu"))), 0.7)
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -138,10 +130,9 @@ def test_weights_are_rounded_as_fused_kernels_round_them(dtype: torch.dtype, cau
     rounded = weights.float().to(dtype).double() @ v.double() / weights.sum(-1, keepdim=True)
     past = torch.empty(2, 0, 8, dtype=dtype)
     out, _ = ragged_attention(q, k, v, Past(past, past, empty_layout(3, "cpu")), 2.0, causal=causal)
+    exact = weights @ v.double() / weights.sum(-1, keepdim=True)
     assert (out == rounded.float().to(dtype)).float().mean() > 0.99
-    assert (
-        out == (weights @ v.double() / weights.sum(-1, keepdim=True)).float().to(dtype)
-    ).float().mean() < 0.9
+    assert (out == exact.float().to(dtype)).float().mean() < 0.9
 
 
 @pytest.mark.parametrize(
@@ -159,15 +150,9 @@ def test_weights_are_rounded_as_fused_kernels_round_them(dtype: torch.dtype, cau
 )
 @settings(max_examples=20, deadline=None)
 def test_plan_and_rebuild_equal_lists(
-    device: str,
-    where: Callable[[], AbstractContextManager[None]],
-    rows: int,
-    lengths: list[int],
-    channels: int,
-    stored: torch.dtype,
-    share: float,
-    seed: int,
-) -> None:
+    device: str, where: Callable[[], AbstractContextManager[None]], rows: int, lengths: list[int],
+    channels: int, stored: torch.dtype, share: float, seed: int,
+) -> None:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     layout, start = empty_layout(rows, device), 0
     storage = torch.empty(2, 0, channels, dtype=stored, device=device)
@@ -210,23 +195,9 @@ def test_plan_and_rebuild_equal_lists(
             assert torch.equal(views[row], slots[0])
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Names of what a module imports as it is loaded, not as its functions are called."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield from imported(node)
-
-
 def test_triton_is_only_imported_for_cuda_tensors() -> None:
-    apart = ROOT / "kernels" / "triton"
-    for folder in ("kvbench", "kernels", "eval"):
-        for path in (ROOT / folder).rglob("*.py"):
-            if apart not in path.parents and "triton" in (text := path.read_text()):
-                names = [f"{name}." for name in imported(ast.parse(text))]
-                assert not [
-                    name for name in names if name.startswith(("triton.", "kvbench.kernels.triton."))
-                ], path
+    """Where it is not installed, all else works: other modules import it inside functions."""
+    outside = re.compile(r"^(?:from|import) (?:triton|kvbench\.kernels\.triton)\b", re.MULTILINE)
+    paths = [path for folder in ("kvbench", "kernels", "eval") for path in (ROOT / folder).rglob("*.py")]
+    importing = {path.parent for path in paths if outside.search(path.read_text())}
+    assert importing == {ROOT / "kernels" / "triton"}

@@ -1,5 +1,7 @@
 """Counter-based random numbers: Random123's known answers, a generator of plain integers, and statistics."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -77,32 +79,30 @@ def test_known_answers(counter: list[int], key: list[int], expected: list[int]) 
     assert slow_philox(counter, key) == expected
 
 
+def expect(key: int, step: int, purpose: int, block: int, code: int) -> int:
+    return slow_philox([block, step, purpose, 0], [key & MASK, key >> 32])[code % 4]
+
+
 @pytest.mark.parametrize(("tokens", "codes"), [(1, 9), (3, 4), (2, 6)])
 def test_numbers_are_of_key_step_purpose_and_code(tokens: int, codes: int) -> None:
-    found = draw_integers(KEYS, STEP, BITS, tokens, codes)
-    blocks = -(-codes // 4)
-    for prompt, key in enumerate(KEYS.tolist()):
-        for token in range(tokens):
-            for code in range(codes):
-                counter = [token * blocks + code // 4, 5, BITS, 0]
-                words = slow_philox(counter, [key & MASK, key >> 32])
-                assert found[prompt, token, code] == words[code % 4]
+    found, blocks = draw_integers(KEYS, STEP, BITS, tokens, codes), -(-codes // 4)
+    for (prompt, key), token, code in product(enumerate(KEYS.tolist()), range(tokens), range(codes)):
+        assert found[prompt, token, code] == expect(key, 5, BITS, token * blocks + code // 4, code)
 
 
 def test_pieces_are_the_whole() -> None:
     count = 4 * PIECE + 20
     alone = draw_integers(KEYS[:1], STEP, DRAW, 1, count)
     assert torch.equal(draw_integers(KEYS, STEP, DRAW, 1, count)[:1], alone)
-    assert alone[0, 0, -1] == slow_philox([(count - 1) // 4, 5, DRAW, 0], [0xA4093822, 0x299F31D0])[3]
+    assert alone[0, 0, -1] == expect(int(KEYS[0]), 5, DRAW, (count - 1) // 4, count - 1)
 
 
 def test_a_candidate_has_the_number_of_its_code() -> None:
     codes = torch.tensor([[8, 3, 0, 150_001], [1, 2, 3, 0], [8, 8, 8, 8]])
     found = draw_candidates(KEYS, STEP, codes)
-    for prompt, key in enumerate(KEYS.tolist()):
-        for place, code in enumerate(codes[prompt].tolist()):
-            words = slow_philox([code // 4, 5, 4, 0], [key & MASK, key >> 32])
-            assert found[prompt, place] == words[code % 4]
+    for (prompt, key), place in product(enumerate(KEYS.tolist()), range(4)):
+        code = int(codes[prompt, place])
+        assert found[prompt, place] == expect(key, 5, 4, code // 4, code)
 
 
 EDGES = torch.tensor([0, 1, 2, 255, 2**20, 2**24 + 1, 2**28 - 1, 2**28, 2**31, 2**32 - 2**9, 2**32 - 1])

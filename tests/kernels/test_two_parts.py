@@ -150,26 +150,15 @@ def test_tiles_fit_short_rows(held: list[int], tokens: int, largest: int) -> Non
     assert found == largest or padding(2 * found) > 1.25
 
 
-QUERIES, D = 3, 8
-
-
-def state_of(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over the chosen keys alone, [1, 1, QUERIES, D], and its log-sum-exp."""
-    if not chosen.any():
-        return torch.zeros(1, 1, QUERIES, D), torch.full((1, 1, QUERIES), -torch.inf)
-    scores = q.double() @ k[chosen].double().T
-    out = scores.softmax(-1) @ v[chosen].double()
-    return out.float()[None, None], scores.logsumexp(-1).float()[None, None]
-
-
 def states_of(seed: int, owners: list[int], sets: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
     """The states of `sets` parts, and attention over all keys with its log-sum-exp; `owners` says whose a key is."""
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(n, D, generator=generator) for n in (QUERIES, len(owners), len(owners)))
-    q *= D**-0.5
-    belongs = torch.tensor(owners)
-    every = state_of(q, k, v, torch.ones(len(owners), dtype=torch.bool))
-    return [state_of(q, k, v, belongs == part) for part in range(sets)], *every
+    q, k, v = (torch.randn(1, n, 8, generator=generator) for n in (3, len(owners), len(owners)))
+    nothing, belongs = (k[:, :0], v[:, :0]), torch.tensor(owners)
+    chosen = [belongs >= 0, *(belongs == part for part in range(sets))]
+    states = [attention(q, (k[:, one], v[:, one]), nothing, 8**-0.5, causal=False) for one in chosen]
+    every, *parts = [(out.float()[None], sums.float()[None]) for out, sums in states]
+    return parts, *every
 
 
 def merged(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -42,33 +42,18 @@ def test_free_slots_lie_between_rows(batch: int) -> None:
     check(found, case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), 0.3)
 
 
-def test_numbers_of_the_table() -> None:
-    """Two sequences of three rows with 4, 0 and 2 slots, one free slot behind each: 9 slots a sequence."""
-    layout = arrange_rows(torch.zeros(3, 4, dtype=torch.int64), [2, 4, 0], free_slots=1)
-    past = Past(torch.empty(2, 9, 8), torch.empty(2, 9, 8), layout)
-    table = tabulate_rows(past, 5, "flash")
-    assert table.cu_seq_q.tolist() == [0, 5, 10, 15, 20, 25, 30]
-    assert table.cu_seq_k.tolist() == [0, 5, 8, 9, 14, 17, 18]
-    assert table.seqused_k.tolist() == [4, 2, 0, 4, 2, 0]
-    assert (table.max_q, table.max_k) == (5, 4)
-
-
-@pytest.mark.parametrize(
-    ("longest", "told"), [(1, 1), (2, 2), (3, 4), (1000, 1024), (1024, 1024), (1025, 2048)]
-)
-def test_cudnn_plans_for_powers_of_two(longest: int, told: int) -> None:
-    layout = arrange_rows(torch.zeros(1, longest, dtype=torch.int64), [longest])
-    past = Past(torch.empty(1, longest, 8), torch.empty(1, longest, 8), layout)
-    assert tabulate_rows(past, 1, "cudnn").max_k == told
-    assert tabulate_rows(past, 1, "fa3").max_k == longest
+def test_cudnn_plans_for_powers_of_two() -> None:
+    for longest, told in ((1, 1), (2, 2), (3, 4), (1024, 1024), (1025, 2048)):
+        layout = arrange_rows(torch.zeros(1, longest, dtype=torch.int64), [longest])
+        past = Past(torch.empty(1, longest, 8), torch.empty(1, longest, 8), layout)
+        assert (tabulate_rows(past, 1, "cudnn").max_k, tabulate_rows(past, 1, "fa3").max_k) == (told, longest)
 
 
 def test_of_no_slots_no_library_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen, "find_varlen", lambda: pytest.fail("called"))
     nothing = torch.empty(1, 0, 16)
-    out, lse = varlen_attention(
-        torch.randn(1, 2, 3, 16), Past(nothing, nothing, empty_layout(2, "cpu")), 1.0, "fa3"
-    )
+    past = Past(nothing, nothing, empty_layout(2, "cpu"))
+    out, lse = varlen_attention(torch.randn(1, 2, 3, 16), past, 1.0, "fa3")
     assert not out.any()
     assert (lse == -torch.inf).all()
 

@@ -122,26 +122,19 @@ def test_phases_are_exclusive_and_add_up() -> None:
     assert phases.seconds() == {REST: 16 + 64, "a": 1 + 4 + 8, "b": 2 + 32}
     assert phases.total() == sum(phases.seconds().values())
     assert not {"outer", "inner", "failing"} & set(vars(parts))
+    with pytest.raises(KeyError):
+        phases.run(parts.failing, {"a": [(parts, "failing")]})
+    assert "failing" not in vars(parts)
     phases.run(lambda: parts.inner(3), {})
     assert phases.seconds() == {REST: 3}
 
 
-def test_watched_methods_are_restored_when_work_fails() -> None:
-    parts = Parts(Ticks())
-    with pytest.raises(KeyError):
-        Phases(parts.clock).run(parts.failing, {"a": [(parts, "failing")]})
-    assert "failing" not in vars(parts)
-
-
 def test_modules_are_watched_through_their_call() -> None:
-    clock = Ticks()
-    layer = torch.nn.Linear(2, 2)
-    phases = Phases(clock)
-    seen = []
-    layer.register_forward_hook(lambda *_: seen.append(clock.now))
+    layer, phases, seen = torch.nn.Linear(2, 2), Phases(Ticks()), []
+    layer.register_forward_hook(lambda *_: seen.append(True))
     phases.run(lambda: layer(torch.zeros(1, 2)), {"layer": [(layer, "forward")]})
     assert set(phases.seconds()) == {REST, "layer"}
-    assert seen == [0.0]
+    assert seen == [True]
     assert "forward" not in vars(layer)
 
 
@@ -155,13 +148,10 @@ def test_latencies_are_of_the_timed_rounds_and_in_turns(tmp_path: Path) -> None:
 
     job = timed_job(tmp_path, Timed(cost=cost))
     job.model.load("cpu")
-    job.method.prepare(job.model.spec, job.budget)
-    reference = job.reference
-    reference.method.prepare(job.model.spec, reference.budget)
-    candidates = [
-        Candidate("streaming_llm", job.method, job.budget),
-        Candidate("full", reference.method, reference.budget),
-    ]
+    candidates = []
+    for name, one in (("streaming_llm", job), ("full", job.reference)):
+        one.method.prepare(job.model.spec, one.budget)
+        candidates.append(Candidate(name, one.method, one.budget))
     ticked: list[None] = []
     bench = Bench(job, lambda: ticked.append(None), clock)
     mine, full = bench.measure(candidates, 10, set())
@@ -192,17 +182,13 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == json.loads(json.dumps(found))
     assert found["status"] == "done"
     assert list(rows_of(found)) == [(2, "streaming_llm"), (2, "full"), (4, "streaming_llm"), (4, "full")]
-    schema = profiler.__doc__ or ""
-    for name in (*found, *found["rows"][0]):
-        assert name in schema
+    assert all(name in (profiler.__doc__ or "") for name in (*found, *found["rows"][0]))
     row = rows_of(found)[4, "streaming_llm"]
     token = 4 * 2 * 4 * 2 * 4  # D, K and V, float32, guidance, prompts
     assert row["kv"]["full_bytes"] == 2 * 2 * 14 * token
     assert row["kv"]["budget_bytes"] == row["kv"]["full_bytes"] / 2
     assert row["kv"]["peak_bytes"] == row["kv"]["peak_tokens"] * token
     assert row["kv"]["peak_of_budget"] == 2 * row["kv"]["peak_of_full"] <= 1
-    assert row["allocator"] is None
-    assert (found["largest"], found["operators"], found["calibration"]) == (None, None, None)
     assert profiler.profile(job)[0] == path
     other = timed_job(tmp_path, profile=ProfileSettings((4,), 1, 3))
     settings = [replace(job.settings, device="cuda", cuda_graph=recorded) for recorded in (False, True)]
@@ -223,11 +209,6 @@ def test_the_paths_of_attention_are_told_by_segment(tmp_path: Path) -> None:
         others = {one["path"]: one["others"] for one in row["attention"]}
         assert others["products"]["kernel"] == "needs a GPU"
         assert others["dense products"] == {"fused attention": "needs a GPU"}
-    console = Console(width=160, record=True)
-    show_profile(console, found)
-    text = console.export_text()
-    assert "attention by segment" in text
-    assert "varlen_cudnn: needs a GPU" in text
 
 
 def test_segments_are_shown_as_ranges() -> None:
@@ -248,11 +229,10 @@ def test_out_of_memory_loses_nothing(tmp_path: Path) -> None:
     sizes = ProfileSettings((1, 2, 4, 8, 16), 0, 1)
     path, found = profiler.profile(timed_job(tmp_path, Timed(max_prompts=8, max_full=2), profile=sizes))
     status = {key: row["status"] for key, row in rows_of(found).items()}
-    mine, full = (
-        {batch: status[batch, name] for batch in (1, 2, 4, 8, 16)} for name in ("streaming_llm", "full")
-    )
-    assert mine == {1: "ok", 2: "ok", 4: "ok", 8: "ok", 16: "out of memory"}
-    assert full == {1: "ok", 2: "ok", 4: "out of memory", 8: "left out", 16: "left out"}
+    assert [status[batch, "streaming_llm"] for batch in sizes.batch_sizes] == ["ok"] * 4 + ["out of memory"]
+    assert [status[batch, "full"] for batch in sizes.batch_sizes] == ["ok"] * 2 + ["out of memory"] + [
+        "left out"
+    ] * 2
     assert json.loads(path.read_text())["rows"][4]["ratio_to_full"] is None
     console = Console(width=160, record=True)
     show_profile(console, found)
@@ -260,6 +240,8 @@ def test_out_of_memory_loses_nothing(tmp_path: Path) -> None:
     assert "out of memory" in text
     assert "left out" in text
     assert "not measured on a CPU" in text
+    assert "attention by segment" in text
+    assert "varlen_cudnn: needs a GPU" in text
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("shapes do not match")], ids=repr)
@@ -291,16 +273,12 @@ class Recorder:
     clock: Ticks
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        def repeat() -> None:
-            self.clock.now += 5
-
-        return work(), repeat
+        return work(), lambda: vars(self.clock).update(now=self.clock.now + 5)
 
     def make_room(self) -> None:
         pass
 
-    def clear(self) -> None:
-        pass
+    clear = make_room
 
 
 @dataclass
@@ -384,18 +362,27 @@ def test_missing_weights_name_the_remedy(tmp_path: Path) -> None:
     [
         ({"batch_sizes": []}, r"profile\.batch_sizes=\[\]: name one or more"),
         ({"batch_sizes": [4, 0]}, r"profile\.batch_sizes=\[4, 0\]: must be a list \(a whole number of at"),
-        ({"batch_sizes": ["x"]}, r"profile\.batch_sizes=\['x'\]: must be a list \(a whole number of at"),
-        ({"warmup": -1}, r"profile\.warmup=-1: must be a whole number of at least 0"),
         ({"repeats": 0}, r"profile\.repeats=0: must be a whole number of at least 1"),
-        ({"repeats": 1.5}, r"profile\.repeats=1\.5: must be a whole number"),
         ({"trace": "trace.txt"}, r"profile\.trace=trace\.txt: must be a file name that ends with \.json"),
         ({"largest": True}, r"profile\.largest=true: .* device=cpu; use device=cuda"),
-        ({"repeat": 3}, r"profile\.repeat: no such key; there are batch_sizes"),
     ],
     ids=str,
 )
-def test_bad_settings_are_one_line(values: dict[str, object], message: str) -> None:
+def test_bad_settings_are_refused(values: dict[str, object], message: str) -> None:
     rest = {"budget": 1, "sinks": 1, "seed": 0, "batch_size": 8, "device": "cpu", "cache_dtype": "auto"}
-    with pytest.raises(ConfigError, match=message) as told:
+    with pytest.raises(ConfigError, match=message):
         Settings.of({"task": "profile", "runs_dir": "runs", **rest, "profile": values})
-    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("known", [0, 1, 6, 8])
+@pytest.mark.parametrize("limit", [0, 1, 8, 9, 37, 63, 64, 4095, 5000])
+def test_the_largest_batch_is_found(known: int, limit: int) -> None:
+    tried: list[int] = []
+
+    def fits(batch: int) -> bool:
+        tried.append(batch)
+        return batch <= limit
+
+    if known <= limit:
+        assert find_largest(fits, known, limit=4500) == min(limit, 4500)
+        assert len(set(tried)) == len(tried) <= 26
