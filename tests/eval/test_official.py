@@ -350,7 +350,6 @@ def test_other_results_are_refused(
         (DPG, [{"item_id": "a"}] * 2 + [{"item_id": "b"}], "not 1, 2 (prompts.per_prompt)"),
         (ONEIG, [{}] * 2, "use prompts=oneig"),
         (ONEIG, keys(*(("text", n) for n in ("000", "000", "001"))), "[1, 2] images; give all the same"),
-        (UNIGENBENCH, [{}] * 2, "use prompts=unigenbench"),
         (UNIGENBENCH, [{"unigenbench_index": "1"}] * 3, "4 images of every prompt, there are 3 of prompt 1"),
     ],
 )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -165,9 +165,8 @@ def test_other_lines_are_refused(change: dict) -> None:
         GenEval2().check_meta({**BENCH[0], **change})
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen3-VL with a vocabulary of bytes."""
+def save_judge(folder: Path) -> tuple[Any, Any]:
+    """Save a random Qwen3-VL with a vocabulary of bytes; return the network and its processor."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -192,8 +191,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         **{f"{part.replace('pad', 'token')}_id": ids[f"<|{part}|>"] for part in PARTS[2:4]},
         **{f"{part}_token_id": ids[f"<|{part}|>"] for part in PARTS[:2]},
     )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.Qwen3VLForConditionalGeneration(config)
+    model = transformers.Qwen3VLForConditionalGeneration(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     processor = transformers.Qwen3VLProcessor(
@@ -204,25 +202,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         transformers.Qwen3VLVideoProcessor(),
         chat_template=TEMPLATE,
     )
-    path = tmp_path_factory.mktemp("judge")
-    model.save_pretrained(path)
-    processor.save_pretrained(path)
-    return path
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_a_judge_predicts_what_greedy_generation_scores(folder: Path, tmp_path: Path) -> None:
-    from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
-
+def test_a_judge_predicts_what_greedy_generation_scores(tmp_path: Path) -> None:
+    model, processor = save_judge(tmp_path / "judge")
     images = make_noise(tmp_path / "run", BENCH[:2], [line["prompt"] for line in BENCH[:2]], size=64)
-    judge = VlmJudge("tiny", str(folder), "float32")
+    judge = VlmJudge("tiny", str(tmp_path / "judge"), "float32")
     opinion = judge.load("cpu")
     texts = [WORD_QUESTION.format(question=question) for question, _ in BENCH[0]["vqa_list"]]
     found = opinion.predict(images.image(0), texts)
     assert found.sum(-1).tolist() == pytest.approx([1] * len(texts), abs=1e-5)
-    processor = AutoProcessor.from_pretrained(folder)
-    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     for text, row in zip(texts, found, strict=True):
         words = f"<|im_start|>user <|vision_start|><|image_pad|><|vision_end|>{text}<|im_end|><|im_start|>assistant "
         inputs = processor(text=[words], images=[Image.fromarray(images.image(0))], return_tensors="pt")

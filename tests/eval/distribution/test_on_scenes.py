@@ -131,6 +131,7 @@ def test_distances_are_those_to_folders_of_the_same_images(real: Path, tmp_path:
         assert result.scores[f"fid_mjhq_scenes/{kind}"].value == pytest.approx(alone.value, rel=1e-6)
         assert result.scores[f"fid_mjhq_scenes/{kind}"].n == len(rows)
     assert result.reason == "11 samples against 20 real images"
+    assert preferences.CATEGORIES == CATEGORIES
 
 
 def test_what_is_missing_is_told(real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +148,6 @@ def test_what_is_missing_is_told(real: Path, tmp_path: Path, monkeypatch: pytest
     assert "prompts=mjhq30k" in reason(
         FidMjhq(SPACE, str(real)), "skipped", make_noise(tmp_path / "other", [{}, {}])
     )
-
-
-def test_prompts_and_images_have_the_same_categories() -> None:
-    assert preferences.CATEGORIES == CATEGORIES
 
 
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case["kind"])

@@ -3,12 +3,11 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +20,13 @@ from kvbench.eval.files import kinds
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSet, SampleSetError
 from kvbench.eval.files.weights import file_sha256
+from kvbench.eval.paired.lpips import Lpips
+from kvbench.eval.paired.ms_ssim import MsSsim
 from kvbench.eval.paired.psnr import Psnr
-from kvbench.eval.protocol.base import Evaluator, Result, evaluate, make_result
+from kvbench.eval.paired.ssim import Ssim
+from kvbench.eval.protocol.base import Result, evaluate
 from kvbench.eval.protocol.records import strict
-from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
+from kvbench.eval.protocol.scores import Score
 from kvbench.forced.record import LABELS, ScoredText
 from tests.support.image_sets import make_set, write_lines
 
@@ -139,39 +141,20 @@ def test_unequal_records_fail(tmp_path: Path, count: int, change: dict[str, obje
         evaluate([Psnr()], ImageSet(tmp_path / "run"), reference)
 
 
-@dataclass(frozen=True)
-class Mean(Evaluator):
-    """Mean brightness; breaks on demand."""
-
-    broken: bool = False
-    name: ClassVar[str] = "mean"
-    protocol: ClassVar[str] = "uint8"
-    metrics: ClassVar[dict[str, MetricSpec]] = {"mean": MetricSpec("higher")}
-
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        if self.broken:
-            raise RuntimeError("no light")
-        values = [float(images.image(index).mean()) for index in images.indices]
-        return make_result(self, {"mean": mean_score(values)}, {"index": images.indices, "mean": values})
-
-
-@dataclass(frozen=True)
-class NeedsPackage(Mean):
-    packages: ClassVar[tuple[str, ...]] = ("no_such_package",)
-
-
-def test_results_carry_status_and_provenance(tmp_path: Path) -> None:
-    images = make(tmp_path / "run")
-    good, broken, lacking, unpaired = evaluate([Mean(), Mean(broken=True), NeedsPackage(), Psnr()], images)
-    assert (good.status, good.scores["mean"].n) == ("ok", 3)
+def test_results_carry_status_and_provenance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = make(tmp_path / "run", size=(12, 12))
+    monkeypatch.setattr(MsSsim, "run", lambda *_: {}["no light"])
+    monkeypatch.setattr(Lpips, "packages", ("no_such_package",))
+    good, broken, lacking = evaluate([Ssim(batch=2), MsSsim(), Lpips()], images, images)
+    assert (good.status, good.scores["ssim"].n) == ("ok", 3)
     assert good.provenance["images"] == {"digest": images.digest, "n": 3, "run": "run"}
-    assert good.provenance["settings"] == {"broken": False}
+    assert good.provenance["settings"] == {"batch": 2, "double": False}
     assert {"torch", "numpy", "pillow", "python"} <= set(good.provenance["versions"])
-    assert (broken.status, broken.reason) == ("failed", "RuntimeError: no light")
+    assert (broken.status, broken.reason) == ("failed", "KeyError: 'no light'")
     assert "no light" in broken.provenance["traceback"]
     assert lacking.status == "skipped"
     assert "pip install no_such_package" in str(lacking.reason)
-    assert unpaired.status == "skipped"
+    [unpaired] = evaluate([Psnr()], images)
     entry = unpaired.entries()["psnr"]
     assert (entry.value, entry.n, entry.status, entry.needs_reference) == (None, 0, "skipped", True)
 

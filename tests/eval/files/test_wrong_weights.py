@@ -3,9 +3,8 @@
 import io
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from kvbench.eval.files.weights import Snapshot, Weight, file_sha256, find_wrong
 from kvbench.eval.networks import expecting
 from kvbench.eval.paired.dists import VGG16, Dists
 from kvbench.eval.paired.lpips import ALEXNET, Lpips
-from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Evaluator, evaluate
 from kvbench.eval.spaces.inception import ADM, Adm
 from kvbench.runs import execute
@@ -102,23 +100,13 @@ def test_wrong_files_are_found_and_missing_ones_are_not_wrong(tmp_path: Path) ->
     assert find_wrong([replace(folder, sha256=(("config.json", right),))]) == []
 
 
-WANTED = Weight("a.pth", sha256="0" * 64)
-
-
-@dataclass(frozen=True)
-class Weighed(Psnr):
-    """PSNR that needs a file."""
-
-    path: str | None = None
-    file: Weight = WANTED
-    name: ClassVar[str] = "weighed"
-
-
 def test_a_run_refuses_a_wrong_file_before_it_draws(tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(b"other")
-    job = replace(job_in(tmp_path / "runs"), evaluators={"psnr": Weighed(path=str(tmp_path / "a.pth"))})
-    with pytest.raises(ConfigError, match=r"^eval=psnr: \S+a\.pth is not a\.pth: sha256 \w+, expected 0+\."):
+    job = replace(job_in(tmp_path / "runs"), evaluators={"lpips": Lpips(path=str(tmp_path / "a.pth"))})
+    with pytest.raises(
+        ConfigError, match=r"^eval=lpips: \S+a\.pth is not alex\S+: sha256 \w+, expected \w+\."
+    ):
         execute.run(job)
     assert not list((tmp_path / "runs").rglob("*.png"))
-    found = next(one for one in check_run(job, job.method) if one.subject == "eval=psnr")
+    found = next(one for one in check_run(job, job.method) if one.subject == "eval=lpips")
     assert found.state == "error"

@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,15 +27,13 @@ def clip_weight(tmp_path_factory: pytest.TempPathFactory) -> Weight:
     return tiny_clip(tmp_path_factory.mktemp("clip"))
 
 
-@dataclass
-class Logits:
-    class_queries_logits: Tensor
-    masks_queries_logits: Tensor
+def logits_of(classes: Tensor, masks: Tensor) -> SimpleNamespace:
+    return SimpleNamespace(class_queries_logits=classes, masks_queries_logits=masks)
 
 
 def test_instances_equal_a_slow_reference() -> None:
     torch.manual_seed(3)
-    output = Logits(3 * torch.randn(1, 6, 81), torch.randn(1, 6, 8, 12) + 0.3)
+    output = logits_of(3 * torch.randn(1, 6, 81), torch.randn(1, 6, 8, 12) + 0.3)
     padded, valid, size = (32, 48), (30, 41), (60, 82)
     found = find_instances(output, padded, valid, size, min_score=0.0)
     up = nn.functional.interpolate(output.masks_queries_logits, padded, mode="bilinear")
@@ -56,7 +54,7 @@ def test_instances_equal_a_slow_reference() -> None:
     assert [(s.label, s.box) for s in found[:20]] == [(label, box) for _, label, box in expected[:20]]
     strong = find_instances(output, padded, valid, size, min_score=0.1)
     assert [s.score for s in strong] == [s.score for s in found if s.score >= 0.1]
-    empty = Logits(9 * torch.eye(81)[None, 5:6], torch.full((1, 1, 4, 4), -1.0))
+    empty = logits_of(9 * torch.eye(81)[None, 5:6], torch.full((1, 1, 4, 4), -1.0))
     assert find_instances(empty, (16, 16), (16, 16), (20, 20)) == []
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.protocol.crossed import cross_interval, cross_runs, sum_clusters
-from kvbench.eval.protocol.intervals import Replicates, change_interval
+from kvbench.eval.protocol.intervals import Interval, Replicates, change_interval
 from kvbench.eval.protocol.scores import MetricSpec, Score
 from tests.support.image_sets import SCORED, run_folder
 
@@ -55,37 +55,36 @@ def test_interval_equals_variance_components_of_pairs_of_cells() -> None:
     assert interval.method == f"two-way, t {free:.1f}"
 
 
+def hold(tables: np.ndarray) -> tuple[float, list[Interval], list[float]]:
+    """How often the intervals of tables hold the truth, which is 0, the intervals, and the spreads of runs."""
+    intervals, between = zip(*map(cross_interval, tables), strict=True)
+    return float(np.mean([one.low < 0 < one.high for one in intervals])), list(intervals), list(between)
+
+
 @pytest.mark.parametrize("sds", [(3.0, 1.0, 1.0), (0.2, 0.5, 0.5)])
 def test_interval_holds_the_mean_of_other_prompts_and_other_runs(sds: tuple[float, float, float]) -> None:
     tables = draw(*sds, 1500)
-    found = [cross_interval(table) for table in tables]
-    held = np.mean([interval.low < 0 < interval.high for interval, _ in found])
+    held, intervals, between = hold(tables)
     assert held == pytest.approx(0.95, abs=0.02)  # 3.5 standard errors
     spread = tables.mean((1, 2)).std()
-    assert np.mean([interval.se**2 for interval, _ in found]) == pytest.approx(spread**2, rel=0.1)
-    assert np.mean([between**2 for _, between in found]) == pytest.approx(sds[1] ** 2, rel=0.25)
+    assert np.mean([interval.se**2 for interval in intervals]) == pytest.approx(spread**2, rel=0.1)
+    assert np.mean(np.square(between)) == pytest.approx(sds[1] ** 2, rel=0.25)
 
 
 @pytest.mark.parametrize("sds", [(1.0, 0.0, 1.0), (3.0, 0.3, 1.0)])
 def test_two_runs_hold_and_are_not_several_times_too_wide(sds: tuple[float, float, float]) -> None:
-    tables = draw(*sds, 1500, runs=2)
-    found = [cross_interval(table)[0] for table in tables]
-    held = np.mean([interval.low < 0 < interval.high for interval in found])
+    held, intervals, _ = hold(draw(*sds, 1500, runs=2))
     assert 0.93 < held < 0.985
     known = 2 * 1.96 * (sds[0] ** 2 / 40 + sds[1] ** 2 / 2 + sds[2] ** 2 / 80) ** 0.5
-    assert np.median([interval.high - interval.low for interval in found]) < 1.2 * known
+    assert np.median([interval.high - interval.low for interval in intervals]) < 1.2 * known
 
 
 @pytest.mark.parametrize("sds", [(2.0, 1.0, 1.0), (0.3, 0.3, 1.0)])
 def test_few_runs_whose_choices_matter_hold_less_often_than_they_say(sds: tuple[float, float, float]) -> None:
     """Values of two runs often agree by chance; docs/metrics.md has the shares."""
-
-    def hold(runs: int) -> float:
-        found = [cross_interval(table)[0] for table in draw(*sds, 1500, prompts=64, runs=runs)]
-        return float(np.mean([interval.low < 0 < interval.high for interval in found]))
-
-    assert hold(2) == pytest.approx(0.88, abs=0.02)
-    assert 0.90 < hold(3) < 0.98
+    two, three = (hold(draw(*sds, 1500, prompts=64, runs=runs))[0] for runs in (2, 3))
+    assert two == pytest.approx(0.88, abs=0.02)
+    assert 0.90 < three < 0.98
 
 
 def test_equal_runs_have_the_error_of_clusters_and_no_spread(rng: Generator) -> None:

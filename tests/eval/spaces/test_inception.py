@@ -291,7 +291,8 @@ def test_missing_statistics_are_skipped_with_what_to_do(
         ("gone", "must name"),
     ):
         assert why in reason(FidReal(clean, statistics), "skipped", few_pairs[0])
-    assert [list(FidReal(space).metrics) for space in (Clean(), Adm())] == [["fid_real_clean"], ["fid_adm"]]
+    names = [name for space in (Clean(), Adm(), AdmSpatial()) for name in FidReal(space).metrics]
+    assert names == ["fid_real_clean", "fid_adm", "sfid_adm"]
 
 
 @pytest.mark.slow
