@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -301,9 +300,7 @@ def shorten(text: str, length: int = MAX_SHOWN) -> str:
 
 def quote_prompt(text: str) -> str:
     """Return a prompt in quotes, for messages, without the middle of a long prompt."""
-    quoted = reprlib.Repr()
-    quoted.maxstring = 60
-    return quoted.repr(text)
+    return shorten(repr(text), 60)
 
 
 def import_target(path: str, key: str) -> object:

@@ -42,7 +42,7 @@ def write_dashboard(
     the run folders `chosen`, by default all, and the datasets `added`.
 
     Raises:
-        ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file was changed.
+        ConfigError: there is nothing to show or Jinja2 is not installed.
     """
     output = output or runs_dir
     document = make_document(runs_dir, chosen, added) | {
@@ -95,7 +95,7 @@ def render_page(document: Mapping[str, object], reload: float | None = None) -> 
     Its content security policy allows only the page's own scripts and images.
 
     Raises:
-        ConfigError: Jinja2 is not installed, or a vendored file was changed.
+        ConfigError: Jinja2 is not installed.
     """
     try:
         import jinja2

@@ -39,7 +39,7 @@ def test_a_constructor_of_its_own_takes_other_keys() -> None:
 def test_long_prompts_are_quoted_without_their_middle() -> None:
     assert quote_prompt("a\nb") == r"'a\nb'"
     quoted = quote_prompt("begin " + "x" * 100 + " end")
-    assert len(quoted) == 60
+    assert len(quoted) == 59
     assert (quoted[:7], quoted[-5:]) == ("'begin ", " end'")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class WalkRecipe(StagedRecipe[WalkStage]):
 
     inner: ClassVar[tuple[str, ...]] = ("layers.",)
     average: float = 0.99
-    puzzle: str = "room_walk"
+    puzzle: Literal["room_walk", "noted_walk"] = "room_walk"
     ends: float = 0.25
     decay: float = 0.01
     hold: float = 0.5
@@ -143,10 +143,6 @@ class Qwen3Training(Training):
 
     def _train(self, model: Qwen3Model, out: Path) -> None:
         config, recipe = model.transformer, self.transformer
-        if recipe.puzzle not in PUZZLES:
-            raise ConfigError(
-                f"train.transformer.puzzle={recipe.puzzle}: must be one of {', '.join(PUZZLES)}"
-            )
         words = list(number_words(recipe.puzzle))
         if config.vocabulary != len(words):
             raise ConfigError(
