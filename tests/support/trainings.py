@@ -25,6 +25,13 @@ def make_text_encoder() -> VocabularyEncoder:
     return VocabularyEncoder(VocabularyConfig(words=9, longest=5, width=16, layers=1, heads=2))
 
 
+def move_all(network: nn.Module) -> None:
+    """Move every parameter away from the start that training gives it."""
+    rng = torch.Generator().manual_seed(4)
+    for parameter in network.parameters():
+        parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=rng))
+
+
 def check_resumed(
     monkeypatch: pytest.MonkeyPatch,
     make: Callable[[], nn.Module],

@@ -35,53 +35,26 @@ SEGMENTS = next_scale(SIZES)
 
 def _tokenizer() -> BSQ:
     torch.manual_seed(0)
-    return BSQ(
-        BSQConfig(
-            bits=8, base=32, encoder_widths=(32, 32), decoder_widths=(32, 32), blocks=1, stem=2, scales=4
-        )
-    )
+    widths = {"encoder_widths": (32, 32), "decoder_widths": (32, 32)}
+    return BSQ(BSQConfig(bits=8, base=32, **widths, blocks=1, stem=2, scales=4))
 
 
-@pytest.fixture
-def tokenizer() -> BSQ:
-    return _tokenizer()
-
-
-def test_bits_without_flips_are_the_tokenizers(tokenizer: BSQ) -> None:
-    latents = torch.randn(3, 8, 4, 4)
+def test_bits_without_flips_are_the_tokenizers_and_flips_are_corrected_later() -> None:
+    tokenizer, latents = _tokenizer(), torch.randn(3, 8, 4, 4)
+    amplitudes, never, rng = tokenizer.amplitudes.detach(), torch.zeros(3), torch.Generator()
     bits, summed = tokenizer.quantize(latents, SIZES)
-    never = torch.zeros(3)
-    targets, inputs = self_corrected_bits(
-        latents, SIZES, tokenizer.amplitudes.detach(), never, torch.Generator()
-    )
-    assert torch.equal(targets, torch.cat([b.flatten(1, 2) for b in bits], 1))
+    clean, inputs = self_corrected_bits(latents, SIZES, amplitudes, never, rng)
+    assert torch.equal(clean, torch.cat([b.flatten(1, 2) for b in bits], 1))
     assert inputs.shape == (3, 4 + 9 + 16, 8)
-    sums, _ = straight_through_sums(latents, SIZES, tokenizer.amplitudes, never, torch.Generator())
+    sums, _ = straight_through_sums(latents, SIZES, tokenizer.amplitudes, never, rng)
     torch.testing.assert_close(sums[-1], summed)
-
-
-def test_flips_change_inputs_and_are_corrected_later() -> None:
-    latents, amplitudes = torch.randn(2, 8, 4, 4), torch.ones(4)
-    always = torch.tensor([0.0, 1.0])
-    targets, inputs = self_corrected_bits(latents, SIZES, amplitudes, always, torch.Generator())
-    clean, _ = self_corrected_bits(latents, SIZES, amplitudes, torch.zeros(2), torch.Generator())
+    always = torch.tensor([0.0, 1.0, 1.0])
+    targets, inputs = self_corrected_bits(latents, SIZES, torch.ones(4), always, rng)
+    clean, _ = self_corrected_bits(latents, SIZES, torch.ones(4), never, rng)
     assert torch.equal(targets[0], clean[0])
     assert torch.equal(targets[1, 0], clean[1, 0])  # the first target does not know of flips
     first = torch.where(targets[1, 0], -1.0, 1.0) / 8**0.5  # every bit flipped
     torch.testing.assert_close(inputs[1, :4], first.expand(4, 8))
-
-
-def test_gradients_reach_the_encoder_from_any_prefix(tokenizer: BSQ) -> None:
-    images = torch.rand(2, 3, 16, 16) * 2 - 1
-    for scale in range(4):
-        tokenizer.zero_grad()
-        sums, _ = straight_through_sums(
-            tokenizer.encoder(images), SIZES, tokenizer.amplitudes, torch.zeros(2), torch.Generator()
-        )
-        tokenizer.decoder(sums[scale]).square().mean().backward()
-        gradient = tokenizer.encoder.conv_in.conv.weight.grad
-        assert gradient is not None
-        assert gradient.abs().max() > 0
 
 
 def _corpus() -> Corpus:
@@ -163,8 +136,8 @@ def test_training_gives_the_numbers_of_the_first_release(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Loss of the last step, and how far the averaged weights went, as release 0.1.0 had them."""
-    with caplog.at_level("INFO", "kvbench.extras.training.loop"):
-        before = train(tmp_path / "net.safetensors")
+    caplog.set_level("INFO", "kvbench.extras.training.loop")
+    before = train(tmp_path / "net.safetensors")
     after = checkpoint.group(checkpoint.load(tmp_path / "net.safetensors")[0], "average")
     moved = {name: (after[name] - before[name]).norm() for name in before}
     went = [

@@ -27,6 +27,7 @@ from tests.support.trainings import (
     check_traced,
     draw_pictures,
     make_text_encoder,
+    move_all,
 )
 
 CODES = 16
@@ -64,8 +65,7 @@ def test_the_tokenizer_trains_everywhere_and_encodes_to_its_codes(tmp_path: Path
 
 def test_one_pass_is_what_the_cache_computes_token_by_token() -> None:
     network, corpus = _network(), _corpus()
-    for parameter in network.parameters():
-        parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)))
+    move_all(network)
     words, targets = corpus.words[:3], corpus.tokens[:3].long()
     dropped = torch.tensor([False, True, False])
     found = network(words, dropped, targets, targets)

@@ -46,7 +46,7 @@ def write_package(folder: Path) -> Path:
     return folder
 
 
-def test_the_shipped_names_are_unique_and_have_a_closed_vocabulary() -> None:
+def test_the_shipped_names_are_unique_and_have_a_closed_vocabulary_that_is_trained_on() -> None:
     names, vocabulary = read_names(SHIPPED), find_vocabulary(str(SHIPPED))
     captions = [name.caption for name in names]
     assert len(set(captions)) == len(captions) == 8 * len({name.picture for name in names}) > 2300
@@ -59,14 +59,10 @@ def test_the_shipped_names_are_unique_and_have_a_closed_vocabulary() -> None:
         assert re.fullmatch(rf"[a-z0-9]+( [a-z0-9]+)* on {name.background}", name.caption)
     with pytest.raises(ValueError, match=r"no word 'aple'; nearest: .*\bapple\b"):
         vocabulary.tokenize("red aple")
-
-
-def test_words_of_the_shipped_held_out_names_are_trained_on() -> None:
-    names = read_names(SHIPPED)
-    parts = {split: [n.caption for n in names if n.split == split] for split in ("train", "held_out")}
-    known = {word for caption in parts["train"] for word in caption.split()}
-    assert 0.03 < len(parts["held_out"]) / len(names) < 0.06
-    assert {word for caption in parts["held_out"] for word in caption.split()} <= known
+    trained = {word for name in names if name.split == "train" for word in name.caption.split()}
+    held_out = [name.caption.split() for name in names if name.split == "held_out"]
+    assert 0.03 < len(held_out) / len(names) < 0.06
+    assert {word for caption in held_out for word in caption} <= trained
 
 
 def test_drawings_are_whole_pictures_in_a_corner_of_their_background(tmp_path: Path) -> None:
@@ -92,16 +88,11 @@ def test_drawings_are_whole_pictures_in_a_corner_of_their_background(tmp_path: P
         assert 26 <= len(columns) <= 29
         places.add((int(rows[0]), int(columns[0] - columns[0] % 4)))
     assert places == {(top, left) for top in (0, 8) for left in (0, 8, 28, 36)}
-    wrong = [names[0]._replace(background="puce")]
     with pytest.raises(ValueError, match=r"^background 'puce' must be one of white, yellow, "):
-        draw_pictures(package, wrong, 1, 0)
-
-
-def test_a_picture_of_another_size_is_refused(tmp_path: Path) -> None:
-    package = write_package(tmp_path)
+        draw_pictures(package, [names[0]._replace(background="puce")], 1, 0)
     Image.new("RGB", (32, 64)).save(package / PICTURES / "1.png")
     with pytest.raises(ValueError, match=r"^img/google/64/1.png: 32 x 64, needed: 64 x 64"):
-        draw_pictures(package, TWENTY, 1, 0)
+        draw_pictures(package, names, 1, 0)
 
 
 FEW = (
@@ -142,23 +133,18 @@ def test_held_out_names_are_never_drawn_for_training(tmp_path: Path) -> None:
     assert max(Counter(captions).values()) - min(Counter(captions).values()) <= 1
 
 
-@pytest.mark.parametrize("captions", ["scenes", "none.csv", "held_out"])
-def test_names_without_pictures_to_train_on_are_refused(captions: str, tmp_path: Path) -> None:
-    if captions == "held_out":
-        captions = str(tmp_path / "held_out.csv")
-        write_names(Path(captions), TWENTY[:3])
-    config = composed(
-        *SMALL, f"model.captions={captions}", "train=infinity_emoji", f"train.pictures={tmp_path}",
-        f"train.out={tmp_path}", *FEW,
-    )  # fmt: skip
-    why = "cannot be read" if captions == "none.csv" else "must be a file with names of pictures to train on"
-    with pytest.raises(ConfigError, match=f"^model.captions={captions}: {why}"):
-        instantiate(config.train).train(instantiate(config.model))
-
-
-def test_a_folder_without_the_pictures_is_refused(tmp_path: Path) -> None:
+def test_names_without_pictures_to_train_on_are_refused(tmp_path: Path) -> None:
+    held_out = tmp_path / "held_out.csv"
+    write_names(held_out, TWENTY[:3])
     config = composed(
         *SMALL, "train=infinity_emoji", f"train.pictures={tmp_path}", f"train.out={tmp_path}", *FEW
     )
-    with pytest.raises(ConfigError, match=r"^train.pictures=.*: cannot be read \(.*\.png"):
-        instantiate(config.train).train(instantiate(config.model))
+    for captions, why in (
+        ("scenes", "^model.captions=scenes: must be a file with names of pictures to train on"),
+        ("none.csv", "^model.captions=none.csv: cannot be read"),
+        (str(held_out), f"^model.captions={held_out}: must be a file with names of pictures"),
+        (str(SHIPPED), r"^train.pictures=.*: cannot be read \(.*\.png"),
+    ):
+        model = {**config.model, "captions": captions}
+        with pytest.raises(ConfigError, match=why):
+            instantiate(config.train).train(instantiate(model))

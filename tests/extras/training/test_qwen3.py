@@ -75,6 +75,7 @@ def test_an_interrupted_training_resumes(monkeypatch: pytest.MonkeyPatch, tmp_pa
     check_resumed(monkeypatch, network, partial(draw_batch, ROTATION, RECIPE), RECIPE, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_compiler_follows_the_pass() -> None:
     model = network()
     torch.nn.init.normal_(model.transformer.output.weight)
