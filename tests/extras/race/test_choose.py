@@ -60,16 +60,6 @@ def test_a_race_draws_blocks_of_methods_that_are_left(
     assert "the leader: python run.py budget=0.1 prompts.count=64 method=swa" in out
 
 
-@pytest.mark.slow
-def test_runs_that_a_race_needs_no_more_are_not_interrupted(command: Command, tmp_path: Path) -> None:
-    words = ("methods=[first_scales,swa]", "margin=100", "choose.block=8", "prompts.count=16")
-    status, _, err = command(*RACE, *words, "model.weights=random")
-    assert status == 0, err
-    assert read_race(tmp_path)["state"] == "level"
-    statuses = [path.read_text() for path in (tmp_path / "runs").glob("*/*/status")]
-    assert statuses == ["left a race\n"] * 3
-
-
 def test_a_margin_and_a_limit_on_time_end_races_early(
     command: Command, tmp_path: Path, drawn: list[tuple[str, range]]
 ) -> None:
@@ -87,33 +77,27 @@ def test_a_margin_and_a_limit_on_time_end_races_early(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("metric=null",), "metric=null: task=choose compares methods by one metric"),
-        (("metric=[psnr]",), "metric=['psnr']: must be text or null"),
-        (("metric=mse",), "metric=mse: no such metric"),
-        (("metric=fid_scenes",), "metric=fid_scenes"),
-        (("methods=[]",), "methods=[]: name two or more methods"),
-        (("methods=[random]",), "methods=['random']: name two or more methods"),
-        (("methods=[random,random]",), "methods=['random', 'random']: name two or more methods"),
-        (("methods=random",), "methods="),
-        (("methods=[random,nosuch]",), "methods: nosuch does not fit: method=nosuch: no such choice"),
-        (("margin=-1",), "margin=-1"),
-        (("margin=x",), "margin="),
-        (("choose.block=1",), "choose.block=1"),
-        (("shuffle=-1",), "shuffle=-1: must be"),
-        (("shuffle=x",), "shuffle=x: must be"),
-        (("shuffle=[0]",), "shuffle=[0]: must be"),
-        (("choose.error=1.5",), "choose.error=1.5"),
-        (("choose.seconds=0",), "choose.seconds=0"),
-        (("choose=null",), "choose=null"),
-        (("method=random",), "method: not read by task=choose; set methods=["),
-        (("budget=0.0001", "methods=[random,swa]"), "does not fit"),
-        (("methods=[random,scale_groups]",), "methods: scale_groups does not fit: has no budget"),
+        ("metric=null", "metric=null: task=choose compares methods by one metric"),
+        ("metric=mse", "metric=mse: no such metric"),
+        ("metric=fid_scenes", "metric=fid_scenes"),
+        ("methods=[random,random]", "methods=['random', 'random']: name two or more methods"),
+        ("methods=random", "methods="),
+        ("methods=[random,nosuch]", "methods: nosuch does not fit: method=nosuch: no such choice"),
+        ("margin=-1", "margin=-1"),
+        ("choose.block=1", "choose.block=1"),
+        ("shuffle=-1", "shuffle=-1: must be"),
+        ("choose.error=1.5", "choose.error=1.5"),
+        ("choose.seconds=0", "choose.seconds=0"),
+        ("choose=null", "choose=null"),
+        ("method=random", "method: not read by task=choose; set methods=["),
+        ("budget=0.0001 methods=[random,swa]", "does not fit"),
+        ("methods=[random,scale_groups]", "methods: scale_groups does not fit: has no budget"),
     ],
 )
 def test_bad_values_get_one_line(
-    command: Command, drawn: list[tuple[str, range]], words: tuple[str, ...], message: str
+    command: Command, drawn: list[tuple[str, range]], words: str, message: str
 ) -> None:
-    status, _, err = command(*RACE, *words)
+    status, _, err = command(*RACE, *words.split())
     assert status == 1
     assert err.splitlines()[-1].startswith("error: ")
     assert message in err
@@ -145,9 +129,10 @@ def test_prompts_with_like_neighbours_are_drawn_in_random_order(
     assert all(one == other for order in texts for one, other in zip(order[::2], order[1::2], strict=True))
 
 
-def test_prompts_of_a_calibration_may_not_be_in_the_race(
-    command: Command, tmp_path: Path, drawn: list[tuple[str, range]]
+def test_what_does_not_fit_a_race_is_named(
+    command: Command, tmp_path: Path, drawn: list[tuple[str, range]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Prompts of a calibration that are in the race, the reason why no method fits, and whatever a class raises."""
     (tmp_path / "mine.txt").write_text("a red ring\na blue ring\na yellow ring\n" * 8)
     (tmp_path / "more.txt").write_text("a blue ring\na cyan ring\n")
     file = ("prompts=file", f"prompts.path={tmp_path / 'mine.txt'}", "prompts.count=24")
@@ -155,17 +140,18 @@ def test_prompts_of_a_calibration_may_not_be_in_the_race(
     status, _, err = command(*RACE[:3], *file, *calibrated, "methods=[random,swa]")
     assert status == 1
     assert "more.txt: 1 of its prompts are in the race too; leave them out of the file" in err
-    assert not drawn
-
-
-def test_the_reason_why_no_method_fits_is_named(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = {"method": ["full", "random", "swa"], "eval": ["psnr"]}
     monkeypatch.setattr("kvbench.extras.race.entrants.list_choices", listed.__getitem__)
-    status, _, err = command(
-        "task=choose", "metric=psnr", "budget=0.1", "prompts=file", "prompts.path=none.txt"
-    )
+    status, _, err = command(*RACE[:3], "prompts=file", "prompts.path=none.txt")
     assert status == 1
     assert re.search(r"0 methods fit .*; 2 do not: prompts.path=none.txt: cannot be read", err)
+    assert not drawn
+
+    def make(_: str) -> NoReturn:
+        raise InstantiationException("full_key: method") from RuntimeError("no luck")
+
+    with pytest.raises(ConfigError, match="methods: mine does not fit: RuntimeError: no luck"):
+        find_entrants(SimpleNamespace(make=make), ["mine"])  # type: ignore[arg-type]
 
 
 def test_runs_get_the_settings_of_their_evaluator_only() -> None:
@@ -193,6 +179,7 @@ def test_runs_of_a_race_are_resumed_and_extended(
     [folder] = (tmp_path / "runs" / "infinity_tiny").glob("random-*")
     assert len(list((folder / "images").iterdir())) == 8
     assert not (folder / "results.json").exists()
+    assert (folder / "status").read_text() == "left a race\n"
     before = (folder / "images" / "000000.png").stat().st_mtime_ns
     assert command("method=random", *words, "eval=[psnr]")[0] == 0
     assert (folder / "results.json").is_file()
@@ -210,11 +197,3 @@ def test_a_race_to_the_last_prompt_finishes_its_runs(command: Command, tmp_path:
     runs = sorted((tmp_path / "runs" / "infinity_tiny").glob("*/results.json"))
     assert [path.parent.name.split("-")[0] for path in runs] == ["full", "lukv", "random"]
     assert len(list((tmp_path / "runs" / "infinity_tiny").glob("lukv-*"))) == 1
-
-
-def test_a_method_whose_class_raises_anything_does_not_fit() -> None:
-    def make(_: str) -> NoReturn:
-        raise InstantiationException("full_key: method") from RuntimeError("no luck")
-
-    with pytest.raises(ConfigError, match="methods: mine does not fit: RuntimeError: no luck"):
-        find_entrants(SimpleNamespace(make=make), ["mine"])  # type: ignore[arg-type]

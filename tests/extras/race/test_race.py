@@ -48,11 +48,7 @@ def test_a_method_leaves_when_another_is_ahead_and_the_best_wins():
     assert race.exits[0].after == 16
     assert race.exits[-1].better == "b"
     assert race.exits[-1].ahead[0] > 0
-
-
-def test_smaller_is_better_where_the_metric_says_so():
-    race = race_on(draw({"a": 0.0, "b": 3.0}), Rules(higher=False))
-    assert race.racing == ("a",)
+    assert race_on(draw({"a": 0.0, "b": 3.0}), Rules(higher=False)).racing == ("a",)
 
 
 def test_equal_differences_decide_nothing():
@@ -82,15 +78,14 @@ def test_answers_use_the_bounded_sequence():
     assert race_on(near, Rules(limits=(0.0, 1.0))).state == "racing"
 
 
-@pytest.mark.parametrize("gap", [0.0, 0.1])
-def test_the_best_is_dropped_in_at_most_the_error_of_races(gap):
+def test_the_best_is_dropped_in_at_most_the_error_of_races():
     dropped, naive = 0, 0
     for seed in range(200):
-        values = draw({"best": gap, **{f"m{number}": 0.0 for number in range(5)}}, count=256, seed=seed)
+        values = draw({"best": 0.0, **{f"m{number}": 0.0 for number in range(5)}}, count=256, seed=seed)
         dropped += "best" not in race_on(values, Rules(error=0.05)).racing
         naive += hold_tests(values, 16)[0]
     assert dropped <= 10
-    assert naive > (20 if gap == 0.0 else 4)
+    assert naive > 20
 
 
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
@@ -122,13 +117,6 @@ def test_a_look_compares_every_pair(limits):
     assert len(left) < 7
 
 
-def test_neighbours_of_one_prompt_are_one_unit_that_never_changes():
-    drawn = [("x", 1.0), ("x", 3.0), ("y", 5.0), ("x", 4.0)]
-    assert average({"a": drawn}, ["a"])["a"].tolist() == [2.0, 5.0, 4.0]
-    for count in (2, 3):
-        assert average({"a": drawn[:count]}, ["a"])["a"].tolist() == [2.0, 5.0][: count - 1]
-
-
 def test_a_leader_that_is_behind_by_its_interval_is_not_level():
     """Means of answers are not the centres of their intervals: b won the first 60 prompts, a the next 61."""
     values = {"a": np.repeat([0.0, 1.0], (60, 61)), "b": np.repeat([1.0, 0.0], (60, 61))}
@@ -144,10 +132,6 @@ def test_only_values_with_two_bounds_are_answers():
     assert find_limits("exact_answer", [0.0, 1.0]) == find_limits("string_match_part", zeros) == (0.0, 1.0)
     assert find_limits("exact_answer", [0.0, 0.5]) is None
     assert find_limits("kl", zeros) is None
-    race = advance(
-        Race.start(["a", "b"], Rules(limits=find_limits("kl", zeros))), {"a": np.zeros(8), "b": np.zeros(8)}
-    )
-    assert race.looks[-1].leads == {"b": None}
 
 
 def test_a_lead_is_over_samples_that_both_drew():
@@ -164,13 +148,15 @@ def test_a_lead_is_over_samples_that_both_drew():
     assert [*cells.values()][1:] == ["2", "2.0", "4.0", "2.0", "after 2, leader ahead by 0.1 to 4.0"]
 
 
-def test_blocks_end_with_prompts_and_batches():
+def test_blocks_end_with_prompts_and_batches_and_neighbours_are_one_unit():
     prompts = [f"prompt {index // 4}" for index in range(96)]
     assert split_blocks(prompts, 8, 8) == [range(32), range(32, 64), range(64, 96)]
     assert split_blocks(prompts, 8, 64) == [range(64), range(64, 96)]
     assert split_blocks([str(index) for index in range(20)], 16, 1) == [range(16), range(16, 20)]
     with pytest.raises(ConfigError, match=r"choose.block=16: the first block has 4 prompts"):
         split_blocks(prompts[:16], 16, 8)
+    drawn = [("x", 1.0), ("x", 3.0), ("y", 5.0), ("x", 4.0)]  # a prompt that comes again is another unit
+    assert average({"a": drawn}, ["a"])["a"].tolist() == [2.0, 5.0, 4.0]
 
 
 @pytest.mark.parametrize("others", [1, 19])

@@ -34,18 +34,14 @@ def test_bounded_sequence_is_a_loop_over_bets():
     reach = (math.log(2 / error) + cost) / sum(bets)
     expected = tuple(2 * min(max(end, 0), 1) - 1 for end in (centre - reach, centre + reach))
     assert bounded_sequence(values, error, -1.0, 1.0) == pytest.approx(expected)
+    rows = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], (3, 40))
+    for find in (lambda one: normal_sequence(one, 0.05), lambda one: bounded_sequence(one, 0.05, -1.0, 1.0)):
+        assert np.array(find(rows)) == pytest.approx(np.array([find(row) for row in rows]).T)
 
 
 def test_values_beyond_the_bounds_are_refused():
     with pytest.raises(ValueError, match=r"values lie in -2\.\.1, not in -1\.\.1"):
         bounded_sequence(np.array([1.0, -2.0]), 0.05, -1.0, 1.0)
-
-
-def test_rows_are_means_of_their_own():
-    rows = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], (3, 40))
-    for find in (lambda one: normal_sequence(one, 0.05), lambda one: bounded_sequence(one, 0.05, -1.0, 1.0)):
-        alone = np.array([find(row) for row in rows]).T
-        assert np.array(find(rows)) == pytest.approx(alone)
 
 
 @pytest.mark.parametrize("kind", ["normal", "bounded"])
@@ -58,9 +54,7 @@ def test_the_mean_is_outside_at_any_look_with_at_most_the_error(kind):
             for n in range(16, 257, 16)
         ]
         wrong += any(low > 0 or high < 0 for low, high in ends)
-    assert (
-        wrong / 300 <= 0.1
-    )  # 0.1 is the bound at any stopping time; fixed intervals at 16 looks err in about 0.35
+    assert wrong / 300 <= 0.1  # the bound at any stopping time; fixed intervals at 16 looks err in about 0.35
 
 
 def test_both_narrow_around_a_mean_that_is_not_zero():
