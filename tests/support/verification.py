@@ -14,7 +14,7 @@ from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
-from tests.support.fake_run import Fake, job_in
+from tests.support.fake_run import job_in
 
 COUNT = 5
 """Samples of the run."""
@@ -22,23 +22,23 @@ ALL = Choice(COUNT, 7)
 Change = Callable[[Any], None]
 
 
-def remake(root: Path, salt: int = 0) -> MakeJob:
-    """Make jobs from stored configurations, with the weights that are here (`salt`)."""
+def remake(root: Path) -> MakeJob:
+    """Make jobs from stored configurations."""
 
     def make(results: Results) -> tuple[Job, Sequence[str]]:
         given = {key: value for key, value in results.config["method"].items() if key != "_target_"}
         method: object = Full() if results.method == "full" else StreamingLLM(**given)
-        job = job_in(root, COUNT, method, model=Fake(salt=salt), evaluators={"psnr": Psnr()})
+        job = job_in(root, COUNT, method, evaluators={"psnr": Psnr()})
         return replace(job, config=results.config, method_name=results.method), ()
 
     return make
 
 
-def verify(folder: Path, choice: Choice = ALL, salt: int = 0) -> dict[str, Verdict]:
+def verify(folder: Path, choice: Choice = ALL) -> dict[str, Verdict]:
     """Verdicts on the runs of a folder by name."""
     scratch = folder.parent / "scratch"
     found = find_recorded(folder, scratch / "staged")
-    return {one.name.split("/")[1]: verify_run(one, remake(scratch / "again", salt), choice) for one in found}
+    return {one.name.split("/")[1]: verify_run(one, remake(scratch / "again"), choice) for one in found}
 
 
 def read_verdict(run: Path, make: MakeJob | None = None) -> Verdict:

@@ -11,39 +11,23 @@ from kvbench.cli import app
 from kvbench.core.config import ConfigError
 from kvbench.extras.share.publish.command import publish
 from kvbench.extras.share.publish.dataset import choose_name, read_published
-from kvbench.extras.share.publish.upload import upload
 from tests.support.verification import COUNT
 
 
 class FakeHub:
     """Records the calls that the Hub receives."""
 
-    asked: list[tuple[str, tuple[object, ...], dict[str, object]]]
+    asked: list[tuple[object, ...]]
 
     def __init__(self, token: str) -> None:
-        FakeHub.asked = [("token", (token,), {})]
+        FakeHub.asked = [("token", token)]
 
     def create_repo(self, *given: object, **named: object) -> None:
-        self.asked.append(("create_repo", given, named))
+        self.asked.append(("create_repo", *given, named))
 
     def upload_folder(self, *given: object, **named: object) -> SimpleNamespace:
-        self.asked.append(("upload_folder", given, named))
+        self.asked.append(("upload_folder", *given, named))
         return SimpleNamespace(commit_url="https://hub/commit")
-
-
-def test_the_hub_gets_the_folder_with_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "HfApi", FakeHub)
-    monkeypatch.setattr(hub, "get_token", lambda: None)
-    assert upload(tmp_path, "user/name") is None
-    monkeypatch.setattr(hub, "get_token", lambda: "secret")
-    assert upload(tmp_path, "user/name") == "https://hub/commit"
-    handed = {"repo_id": "user/name", "repo_type": "dataset", "folder_path": tmp_path}
-    message = {"commit_message": f"Results of kvbench: {tmp_path.name}"}
-    assert FakeHub.asked == [
-        ("token", ("secret",), {}),
-        ("create_repo", ("user/name",), {"repo_type": "dataset", "exist_ok": True}),
-        ("upload_folder", (), handed | message),
-    ]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -66,6 +50,12 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
     monkeypatch.setattr(hub, "get_token", lambda: "secret")
     call(monkeypatch, made, "out=set", "repo=user/name", "license=mit")
     assert capsys.readouterr().out == "prepared: set (2 runs)\nuploaded: https://hub/commit\n"
+    handed = {"repo_id": "user/name", "repo_type": "dataset", "folder_path": Path("set")}
+    assert FakeHub.asked == [
+        ("token", "secret"),
+        ("create_repo", "user/name", {"repo_type": "dataset", "exist_ok": True}),
+        ("upload_folder", {**handed, "commit_message": "Results of kvbench: set"}),
+    ]
     about = hub.DatasetCard.load(tmp_path / "set" / "README.md").data.to_dict()
     assert (about["license"], about["author"]) == ("mit", "user")
     page = (tmp_path / "set" / "dashboard.html").read_text()
@@ -80,19 +70,13 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
     ("words", "message"),
     [
         ([], "publish: no run given"),
-        (["out=set"], "publish: no run given"),
         (["runs/a", "outt=set"], "outt=set: no such key"),
         (["runs/a", "out="], "out=: no such key, no value"),
-        (["runs/a", "author= "], "author=' ': must be a name of 1 to 80 printable characters"),
-        (["runs/a", "author=a\nb"], "author='a.nb': must be a name"),
+        (["runs/a", "author=a\nb"], "author='a.nb': must be a name of 1 to 80 printable characters"),
         (["runs/a", f"author={'b' * 81}"], "must be a name of 1 to 80"),
         (["runs/a", "repo=name"], "repo=name: must be USER/NAME"),
-        (["runs/a", "repo=user/"], "repo=user/: must be USER/NAME"),
         (["runs/a", "repo=a/b/c"], "repo=a/b/c: must be USER/NAME"),
         (["runs/a", "repo=user/a--b"], "repo=user/a--b: the Hub refuses this name .*Cannot have --"),
-        (["runs/a", "repo=user/b.git"], "repo=user/b.git: the Hub refuses this name"),
-        (["runs/a", "repo=-user/b"], "repo=-user/b: the Hub refuses this name"),
-        (["runs/a", f"repo=user/{'b' * 97}"], "the Hub refuses this name .*maximum length is 96"),
         (["runs/a", "repo=us\u00e9r/b"], "repo=us\u00e9r/b: the Hub refuses this name"),
     ],
 )

@@ -48,10 +48,6 @@ def record(index: int, **fields: object) -> Tamper:
     return lambda run: edit_record(run, index, **fields)
 
 
-def code(change: Change) -> Tamper:
-    return lambda run: edit(run / "code.json", change)
-
-
 def metric(**fields: object) -> Tamper:
     return results(lambda all_: all_["metrics"]["psnr"].update(fields))
 
@@ -70,21 +66,23 @@ def change_row(run: Path) -> None:
     (run / ROWS).write_text(json.dumps({**json.loads(first), "psnr": 99.0}) + "\n" + "".join(others))
 
 
+def read_lines(run: Path) -> list[str]:
+    return (run / "samples.jsonl").read_text().splitlines(keepends=True)
+
+
 def add_sample(run: Path) -> None:
-    lines = (run / "samples.jsonl").read_text().splitlines()
+    lines = read_lines(run)
     more = {**json.loads(lines[-1]), "index": COUNT}
-    (run / "samples.jsonl").write_text("\n".join([*lines, json.dumps(more)]) + "\n")
+    (run / "samples.jsonl").write_text("".join([*lines, json.dumps(more), "\n"]))
     shutil.copy(run / "images" / f"{COUNT - 1:06d}.png", run / "images" / f"{COUNT:06d}.png")
 
 
 def lose_record(run: Path) -> None:
-    lines = (run / "samples.jsonl").read_text().splitlines(keepends=True)
-    (run / "samples.jsonl").write_text("".join(lines[:1] + lines[2:]))
+    (run / "samples.jsonl").write_text("".join(read_lines(run)[:1] + read_lines(run)[2:]))
 
 
 def truncate(run: Path) -> None:
-    lines = (run / "samples.jsonl").read_text().splitlines(keepends=True)
-    (run / "samples.jsonl").write_text("".join(lines[:4]))
+    (run / "samples.jsonl").write_text("".join(read_lines(run)[:4]))
     (run / "images" / "000004.png").unlink()
     edit(run / "results.json", lambda all_: all_.update(n=4))
 
@@ -126,8 +124,6 @@ DIFFERS, MISSING = "differs", "not verifiable here"
         (record(1, prompt="another"), DIFFERS, {"sample 1"}, "has another prompt or seed in samples.jsonl"),
         (record(3, seed=99), DIFFERS, {"sample 3"}, "has another prompt or seed in samples.jsonl"),
         (lambda run: (run / "code.json").unlink(), DIFFERS, {"code.json"}, "is missing"),
-        (lambda run: (run / "code.json").write_text("{"), DIFFERS, {"code.json"}, "is damaged"),
-        (code(lambda all_: all_.pop("model")), DIFFERS, {"code.json"}, "is damaged"),
         (lambda run: change_file(run, agreeing=False), DIFFERS, {"code.json"}, "is damaged"),
         (lambda run: change_file(run, agreeing=True), MISSING, {"code"}, f"from the run's: {METHOD}"),
         (results(change_revision), MISSING, {"code"}, f"from the run's: {METHOD}.StreamingLLM"),
@@ -137,7 +133,6 @@ DIFFERS, MISSING = "differs", "not verifiable here"
         ),
         (results(lambda all_: all_["config"]["method"].update(sinks=0)), DIFFERS, {"name"}, "the folder is called"),
         (results(lambda all_: all_.update(run="streaming_llm-9")), DIFFERS, {"name"}, "is of streaming_llm-9"),
-        (results(lambda all_: all_.update(reference=None)), DIFFERS, {"reference"}, "the configuration gives full-"),
         (
             lambda run: edit(run / "results.json", lambda all_: all_.update(reference=run.name)),
             DIFFERS, {"reference"}, "the configuration gives full-",
@@ -184,25 +179,10 @@ def test_an_honest_run_and_its_reference_are_verified(run: Path) -> None:
     badge = write_badge(run, Choice(1, 7), [ours], "Eve")
     assert " by Eve: 1 of 1 runs" in badge
     assert "drawn again (same bytes), 3 metrics" in badge
-
-
-def test_the_seed_chooses_the_samples() -> None:
     chosen = [Choice(3, seed).choose("fake/a", 100) for seed in range(20)]
     assert chosen == [Choice(3, seed).choose("fake/a", 100) for seed in range(20)]
     assert len(set(map(tuple, chosen))) == 20
     assert Choice(9, 0).choose("a", 3) == [0, 1, 2]
-
-
-def test_other_weights_are_not_a_lie(run: Path) -> None:
-    verdict = verify(run, salt=1)[run.name]
-    assert (verdict.status, verdict.drawn, named(verdict)) == (MISSING, 0, {"weights"})
-
-
-def test_a_name_that_is_not_the_hash_of_its_record_is_named(run: Path) -> None:
-    other = run.rename(run.with_name(f"{run.name[:-1]}{'0' if run.name[-1] != '0' else '1'}"))
-    edit(other / "results.json", lambda all_: all_.update(run=other.name))
-    verdict = verify(other, Choice(1, 0))[other.name]
-    assert (verdict.status, named(verdict)) == (DIFFERS, {"name"})
 
 
 @pytest.mark.parametrize("machine", ["here", "another"])
@@ -227,12 +207,9 @@ def test_samples_of_a_smaller_batch_are_not_compared(run: Path) -> None:
     edit_record(run, 1, batch=1)  # as after out of memory
     swap_pixel(run, agreeing=True)
     found = {one.what: one for one in read_verdict(run).findings if one.what.startswith("sample ")}
-    assert found["sample 1"] == (
-        "sample 1",
-        "was drawn in a batch of 1, which the configuration does not give",
-        True,
-    )
     assert found.keys() == {"sample 1", "sample 3"}
+    assert "was drawn in a batch of 1" in found["sample 1"].text
+    assert found["sample 1"].missing
 
 
 def test_a_metric_that_fails_here_is_not_verified(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,12 +225,6 @@ def test_a_metric_that_fails_here_is_not_verified(run: Path, monkeypatch: pytest
         assert (verdict.status, named(verdict)) == (MISSING, {"metric psnr"})
         assert ("a secret" in verdict.describe()) == quoted
         assert "not computed here: psnr" in write_badge(run, Choice(1, 0), [verdict])
-
-
-def test_a_malformed_run_does_not_stop_the_others(run: Path) -> None:
-    edit(run / "results.json", lambda all_: all_["config"].pop("method"))
-    verdicts = verify(run, Choice(1, 0))
-    assert [one.status for one in verdicts.values()].count("verified") == 1
 
 
 def test_a_dataset_is_verified_and_edits_of_its_tables_are_named(run: Path, tmp_path: Path) -> None:

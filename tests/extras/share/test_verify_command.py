@@ -88,21 +88,18 @@ def test_a_stored_configuration_names_classes_of_kvbench_alone(target: str) -> N
 
 def test_classes_of_kvbench_and_its_functions_that_are_not_called_pass() -> None:
     check_targets({"_target_": FULL}, "method", [])
-    check_targets(
-        {"_target_": "hydra.utils.get_method", "path": "kvbench.scenes.detector.detect"}, "eval", []
-    )
-    with pytest.raises(ConfigError, match="cannot be imported"):
-        check_targets({"_target_": "kvbench.methods.full.Fuller"}, "method", [])
-    with pytest.raises(ConfigError, match="interpolation"):
-        check_targets({"path": "${oc.env:HOME}"}, "model", [])
-
-
-def test_texts_and_arguments_by_place_are_no_group_of_keys() -> None:
-    for node in ("{_target_: os.getcwd}", ["a"], None):
-        with pytest.raises(ConfigError, match="prompts: must be a group of keys"):
-            check_targets(node, "prompts", [])
-    with pytest.raises(ConfigError, match=r"prompts\._args_: a stored"):
-        check_targets({"_target_": "kvbench.prompts.files.PromptFile", "_args_": ["a.txt"]}, "prompts", [])
+    getter = {"_target_": "hydra.utils.get_method", "path": "kvbench.scenes.detector.detect"}
+    check_targets(getter, "eval", [])
+    by_place = {"_target_": "kvbench.prompts.files.PromptFile", "_args_": ["a.txt"]}
+    for node, group, told in (
+        ({"_target_": f"{FULL}er"}, "method", "cannot be imported"),
+        ({"path": "${oc.env:HOME}"}, "model", "interpolation"),
+        ("{_target_: os.getcwd}", "prompts", "prompts: must be a group of keys"),
+        (["a"], "prompts", "prompts: must be a group of keys"),
+        (by_place, "prompts", r"prompts\._args_: a stored"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            check_targets(node, group, [])
 
 
 @pytest.mark.slow
@@ -129,15 +126,11 @@ def test_prompts_of_the_user_are_verified_and_never_quoted(command: Command, tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "0 folders given"),
         (["a", "b"], "2 folders given"),
-        (["a", "sample=3"], "verify: sample=3: no such key"),
         (["a", "samples="], "samples=: no such key, no value"),
         (["a", "seed=1", "seed=2"], "seed=2: .* given twice"),
         (["a", "samples=0"], "samples=0: must be a whole number from 1"),
-        (["a", "samples=two"], "samples=two: must be a whole number"),
         (["a", "seed=-1"], "seed=-1: must be a whole number from 0"),
-        (["a", "seed=1.5"], "seed=1.5: must be a whole number"),
         (["a", "by= "], "by=' ': must be a name of 1 to 80"),
         (["a", "weights=nowhere"], "weights=nowhere: no such folder"),
         (["a", "out=x.txt"], "must be a file name that ends with .json"),
@@ -163,7 +156,6 @@ def test_folders_without_runs_end_in_one_line(command: Command, tmp_path: Path) 
         (["nowhere"], "verify: nowhere: no such folder"),
         (["empty"], "verify: empty: holds no run"),
         (["empty", "code=os"], "code=os: neither a folder nor the name of a package"),
-        (["empty", "code=no-name"], "code=no-name: neither"),
         (["empty", "code=own_method,"], "code=: neither"),
         (["empty", "out=empty/../empty"], "must be a file name that ends with .json"),
         (["empty", "out=file/x.json"], "out=file/x.json: cannot be written (file is not a folder)"),
