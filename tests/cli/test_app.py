@@ -101,21 +101,6 @@ def test_sweep_of_calibrations_ends_with_their_stability(command: Command, tmp_p
 
 
 @pytest.mark.slow
-def test_sweep_over_calibrations_ends_with_their_mean_and_spread(command: Command, tmp_path: Path) -> None:
-    few = ("calibrate.seed=1,2", "calibrate.count=1", "prompts.count=2", "eval=psnr", "budget=0.04")
-    status, out, _ = command("-m", "method=heatkv,random", "against=random", *few)
-    assert status == 0
-    assert out.count("Over calibrations: ") == 2
-    [path] = (tmp_path / "runs/sweeps").glob("*/report-calibrations.md")
-    rows = path.read_text().splitlines()[4:6]
-    assert [row.split("|")[2:7] for row in rows] == [
-        [" heatkv ", " 0.04 ", " 2 ", " 1 ", " 2 x 1 x 2 "],
-        [" random ", " 0.04 ", " - ", " - ", " 2 "],
-    ]
-    assert path.with_name("report-calibrations-against-random.md").exists()
-
-
-@pytest.mark.slow
 def test_heatkv_reads_an_order_file_and_a_profile_the_calibration_of_a_run(
     command: Command, tmp_path: Path
 ) -> None:

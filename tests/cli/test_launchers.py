@@ -81,14 +81,21 @@ def let_another_halt(folder: Path) -> None:
         (folder / "halting").rmdir()
 
 
-def wait_for_halt(folder: Path, sweep: subprocess.Popen[str]) -> dict[str, object]:
-    """What the job that halts tells of itself; it has one of two images."""
+def wait_for_halt(folder: Path) -> dict[str, str]:
+    """What the job or worker that halts tells of itself."""
+    deadline = time.monotonic() + 600
     while not (folder / "halted.json").exists():
-        assert sweep.poll() is None, sweep.communicate()[0]
+        assert time.monotonic() < deadline, [
+            path.read_text() for path in folder.glob("runs/.submit*/*/*.err")
+        ]
         time.sleep(0.1)
-    [image] = folder.glob("runs/infinity_tiny/swa-0.2-*/images/*.png")
-    os.utime(image, (1, 1))  # would show that it was drawn again
     return json.loads((folder / "halted.json").read_text())
+
+
+def age_image(folder: Path) -> None:
+    """Give the one image of the job that halts a time that shows whether it is drawn again."""
+    [image] = folder.glob("runs/infinity_tiny/swa-0.2-*/images/*.png")
+    os.utime(image, (1, 1))
 
 
 def end_sweep(folder: Path, sweep: subprocess.Popen[str]) -> tuple[int, str, list[JobStatus]]:
@@ -110,7 +117,9 @@ def test_a_killed_ray_worker_starts_again(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
     cluster = ("ray", "hydra.launcher.ray.init.num_cpus=2")
     again = start_sweep(tmp_path, *cluster, "budget=0.2,0.1", env=os.environ)
-    os.kill(int(str(wait_for_halt(tmp_path, again)["pid"])), signal.SIGKILL)
+    halted = wait_for_halt(tmp_path)
+    age_image(tmp_path)
+    os.kill(int(halted["pid"]), signal.SIGKILL)
     status, out, entries = end_sweep(tmp_path, again)
     assert status == 0, out
     assert [(entry.outcome, entry.starts) for entry in entries] == [("finished", 2), ("finished", 1)]
@@ -217,8 +226,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, s
 @pytest.mark.nightly
 def test_a_requeued_slurm_job_resumes_and_another_fails(tmp_path: Path, cluster: Mapping[str, str]) -> None:
     sweep = start_sweep(tmp_path, "submitit_slurm", "budget=0.2,0.00001", env=cluster)
-    halted = wait_for_halt(tmp_path, sweep)
-    slurm.requeue(cluster, str(halted["SLURM_JOB_ID"]))
+    halted = wait_for_halt(tmp_path)
+    age_image(tmp_path)
+    slurm.requeue(cluster, halted["SLURM_JOB_ID"])
     status, out, entries = end_sweep(tmp_path, sweep)
     assert status == 1
     assert [(entry.outcome, entry.starts) for entry in entries] == [("finished", 2), ("failed", 1)], out
@@ -226,17 +236,6 @@ def test_a_requeued_slurm_job_resumes_and_another_fails(tmp_path: Path, cluster:
     assert "budget=1e-05: the method's tokens need" in out
     assert "its process was" not in out
     assert halted["threads"] == 1
-
-
-def wait_for_worker(folder: Path) -> dict[str, str]:
-    """What the worker that halts tells of itself."""
-    deadline = time.monotonic() + 600
-    while not (folder / "halted.json").exists():
-        assert time.monotonic() < deadline, [
-            path.read_text() for path in folder.glob("runs/.submitit/*/*.err")
-        ]
-        time.sleep(0.1)
-    return json.loads((folder / "halted.json").read_text())
 
 
 @pytest.mark.nightly
@@ -252,11 +251,11 @@ def test_workers_of_a_whole_node_are_left_in_the_queue_killed_preempted_and_canc
     assert left.returncode == 0, out
     told = re.search(r"submitted 2 workers, 2 to a job, .* work.folder=(\S+); pause: ", out)
     assert told is not None, out
-    killed = wait_for_worker(tmp_path)
+    killed = wait_for_halt(tmp_path)
     assert killed["CUDA_VISIBLE_DEVICES"] == "0,1"
     let_another_halt(tmp_path)
     os.kill(int(killed["pid"]), signal.SIGKILL)
-    preempted = wait_for_worker(tmp_path)
+    preempted = wait_for_halt(tmp_path)
     slurm.preempt(cluster, preempted["SLURM_JOB_ID"])
     slurm.cancel(cluster, preempted["SLURM_JOB_ID"])
     folder = tmp_path / told[1]

@@ -1,7 +1,5 @@
 """Workers of a sweep: killed, added, told to end by SIGTERM, and what they say of themselves."""
 
-import hashlib
-import json
 import os
 import random
 import re
@@ -29,25 +27,12 @@ from kvbench.runs.job import Busy
 from kvbench.runs.record.sweeps import JobStatus, read_entries
 from tests.cli.test_start import slow_imports
 from tests.support.command_line import RUN, Command, start_python
-from tests.support.kills import drop_keys
+from tests.support.kills import read_files
 from tests.support.places import ROOT
 
 SWEEP = ("method=full,swa", "budget=0.2,0.3", "prompts.count=4", "batch_size=1", "eval=[psnr]")
 TIMES = ("seconds", "started", "finished", "latency", "code", "rebuild", "load")
 """Keys of JSON files whose values are times, the load, or the state of a checkout that somebody may work in."""
-
-
-def contents(runs_dir: Path) -> dict[str, object]:
-    """What run folders hold, times left out: JSON as values, anything else as a hash."""
-    found: dict[str, object] = {}
-    for path in sorted((runs_dir / "infinity_tiny").rglob("*")):
-        name = str(path.relative_to(runs_dir))
-        if path.suffix in (".json", ".jsonl"):
-            lines = [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines()
-            found[name] = [drop_keys(json.loads(line), TIMES) for line in lines]
-        elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
 
 
 def start(folder: Path, *arguments: str, machine: str, stop: int = 0) -> subprocess.Popen[str]:
@@ -81,7 +66,7 @@ def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Comm
     logs = read_logs(next((together / "runs/sweeps").iterdir()))
     assert sum(log.samples for log in logs) == 12  # none was drawn twice
     assert command("task=work", *SWEEP)[0] == 0
-    assert contents(together / "runs") == contents(tmp_path / "runs")
+    assert read_files(together / "runs", TIMES) == read_files(tmp_path / "runs", TIMES)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/infinity_tiny").rglob("*")}
     assert command("task=work", *SWEEP)[0] == 0  # once more: everything is found
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/infinity_tiny").rglob("*")}

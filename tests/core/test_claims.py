@@ -100,9 +100,7 @@ def test_a_claim_of_another_machine_lapses_when_it_was_not_touched_as_promised(t
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "lapse", ["NaN", "Infinity", "1e300", "86401", "-5", "true", '"abc"', "null", "[1]", "{}"]
-)
+@pytest.mark.parametrize("lapse", ["NaN", "1e300", "86401", "-5", "true", '"abc"'])
 def test_a_promise_that_is_no_lapse_is_the_default(tmp_path: Path, lapse: str) -> None:
     path = tmp_path / ".work"
     for age, held in ((30, True), (61, False)):

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import subprocess
-import sys
 from datetime import timedelta
 from multiprocessing import get_context
 from types import SimpleNamespace
@@ -18,29 +17,6 @@ from kvbench.core.config import ConfigError
 from kvbench.core.devices import count_gpus, take_gpu, use_device
 from kvbench.core.gpus import resolve_device, resolve_noise
 from kvbench.core.processes import Processes
-from tests.support.command_line import run_python
-from tests.support.places import ROOT
-
-FAULTS = """
-import resource, torch
-from kvbench.core.devices import keep_freed_memory
-torch.set_num_threads(1)
-keep_freed_memory()
-for _ in range(16):
-    torch.ones(2**22)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(16):
-    torch.ones(2**22)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
-def test_large_tensors_are_not_faulted_in_anew() -> None:
-    assert (
-        int(run_python(ROOT, "-c", FAULTS).stdout) < 4096
-    )  # a single one of them has as many pages, of 4 KiB
 
 
 @pytest.mark.parametrize(
@@ -121,23 +97,11 @@ def test_a_device_that_is_not_there_is_told(chosen: list[int]) -> None:
     assert not chosen
 
 
-@pytest.mark.slow
-def test_torch_reads_the_allocator_settings_after_it_is_loaded() -> None:
-    """`use_device` sets them then."""
-    code = (
-        "import os, torch; os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True';"
-        "print(torch._C._accelerator_getAllocatorSettings())"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "expandable_segments:True"
-
-
 @pytest.mark.parametrize(
     ("cards", "seen", "built", "device"),
     [
         (0, None, True, "cpu"), (2, None, True, "cuda"), (2, None, False, "cpu"), (2, "", True, "cpu"),
-        (2, "-1", True, "cpu"), (2, "NoDevFiles", True, "cpu"), (2, "1,0", True, "cuda"),
-        (2, "2", True, "cpu"), (2, "GPU-7e", True, "cuda"), (0, "0", True, "cpu"),
+        (2, "-1", True, "cpu"), (2, "1,0", True, "cuda"), (2, "2", True, "cpu"), (2, "GPU-7e", True, "cuda"),
     ],
 )  # fmt: skip
 def test_auto_is_the_gpu_that_torch_can_use(
@@ -155,15 +119,9 @@ def test_auto_is_the_gpu_that_torch_can_use(
     assert resolve_device("auto") == "cuda:1"
 
 
-@pytest.mark.parametrize(
-    ("noise", "device", "kind"),
-    [
-        ("auto", "cpu", "stream"), ("auto", "cuda", "counter"), ("auto", "cuda:1", "counter"),
-        ("stream", "cuda", "stream"), ("counter", "cpu", "counter"),
-    ],
-)  # fmt: skip
-def test_noise_is_counted_on_a_gpu(noise: str, device: str, kind: str) -> None:
-    assert resolve_noise(noise, device) == kind
+def test_noise_is_counted_on_a_gpu() -> None:
+    assert [resolve_noise("auto", device) for device in ("cpu", "cuda:1")] == ["stream", "counter"]
+    assert (resolve_noise("stream", "cuda"), resolve_noise("counter", "cpu")) == ("stream", "counter")
 
 
 @pytest.mark.parametrize(("cards", "status", "found"), [(8, 0, 8), (8, 9, 0), (None, 0, 0)])

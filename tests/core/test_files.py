@@ -11,21 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from kvbench.core import checkpoint, files
 from kvbench.core.files import resolve_path
-from kvbench.eval.distribution.dataset import Pictures, save_statistics
 from kvbench.eval.files import store
 from kvbench.eval.protocol.base import Result
-from kvbench.eval.spaces.scenes import Scenes
 from kvbench.methods.heatkv.order_file import write_orders
-from kvbench.methods.shared.calibration import Artifact
 from kvbench.models.files import weights
-from kvbench.runs.calibrate import save_artifact
 from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.run_hash import Identity
-from tests.support.image_sets import FEATURES
 from tests.support.places import ROOT
 
 Writer = Callable[[Path, int], object]
@@ -42,25 +36,12 @@ def _converted(folder: Path, version: int) -> None:
     weights.convert(source, lambda raw: dict(raw), str(version))
 
 
-def _statistics(folder: Path, version: int) -> None:
-    pictures = folder.parent / "pictures"
-    pictures.mkdir(exist_ok=True)
-    for number in range(3):
-        pixels = np.full((16, 16, 3), 20 * number + version, np.uint8)
-        Image.fromarray(pixels).save(pictures / f"{number}.png")
-    save_statistics(Pictures(pictures), Scenes(str(FEATURES)), "cpu", folder / "statistics.safetensors")
-
-
 def _features(folder: Path, version: int) -> None:
     rows = 1 + version  # another number of images than the file has: it is made anew
     found = store.load_features(
         "d", "p", "0" * 64, range(rows), lambda: {"x": np.full((rows, 2), version, np.float32)}
     )
     assert found.arrays["x"].tolist() == [[version, version]] * rows
-
-
-def _result(folder: Path, version: int) -> None:
-    Result("psnr", "rgb", "ok", f"{version}", samples={"index": [version]}).save(folder)
 
 
 WRITERS: dict[str, Writer] = {
@@ -70,14 +51,12 @@ WRITERS: dict[str, Writer] = {
     "order file": lambda folder, version: write_orders(
         folder / "orders.json", np.arange(12).reshape(3, 2, 2) % 4, 0, {"version": version}
     ),
-    "calibration": lambda folder, version: save_artifact(
-        folder / "c.safetensors", Artifact("k", {"a": torch.full((2,), float(version))}, {})
-    ),
+    "result": lambda folder, version: Result(
+        "psnr", "rgb", "ok", f"{version}", samples={"index": [version]}
+    ).save(folder),
     "checkpoint": lambda folder, version: checkpoint.save(
         folder / "c.safetensors", {"a": torch.full((2,), float(version))}, {}
     ),
-    "statistics of a dataset": _statistics,
-    "result of an evaluator": _result,
 }
 
 
@@ -100,13 +79,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_full_disk_leaves_the_old_file_and_no_litter(
-    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = WRITERS[name]
-    if name == "statistics of a dataset":
-        monkeypatch.setenv(
-            "KVBENCH_FEATURES", str(tmp_path / "store")
-        )  # features fail with a warning, see below
     write(folder, 0)
     before = tree(folder)
     with monkeypatch.context() as patch:
@@ -139,12 +114,6 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list((tmp_path / "new").iterdir()) == []
-
-
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        files.write_whole(tmp_path / "file" / "below", "x")
 
 
 def test_text_is_written_in_utf_8(tmp_path: Path) -> None:

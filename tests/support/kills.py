@@ -70,21 +70,21 @@ def finish(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def read_files(runs: Path) -> dict[str, bytes]:
-    """Return what the files of all runs and calibrations in a `runs_dir` say apart from times, by name."""
+def read_files(runs: Path, left_out: Collection[str] = TIMES) -> dict[str, bytes]:
+    """Return what the files of all runs and calibrations in a `runs_dir` say, by name, without some keys of JSON."""
     return {
-        str(path.relative_to(runs)): _strip_times(path)
+        str(path.relative_to(runs)): _drop_keys(path, left_out)
         for path in sorted(runs.glob("*_tiny/**/*"))
         if path.is_file() and path.name != ".lock"
     }
 
 
-def _strip_times(path: Path) -> bytes:
+def _drop_keys(path: Path, left_out: Collection[str]) -> bytes:
     content = path.read_bytes()
     if path.suffix not in (".json", ".jsonl"):
         return content
     lines = [content] if path.suffix == ".json" else content.splitlines()
-    values = [drop_keys(json.loads(line), TIMES) for line in lines]
+    values = [drop_keys(json.loads(line), left_out) for line in lines]
     return b"\n".join(json.dumps(one, sort_keys=True).encode() for one in values)
 
 
