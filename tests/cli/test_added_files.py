@@ -111,12 +111,6 @@ def test_a_wrong_key_of_a_chosen_file_names_the_file(add: Add, row: str) -> None
     assert "\n" not in problem
 
 
-def test_a_good_file_passes_beside_good_ones(add: Add) -> None:
-    add("sweeps/mine.yaml", "# @package _global_\nhydra: {sweeper: {params: {method: 'mine,full'}}}\n")
-    named = add("method/mine.yaml", "defaults: [h2o, _self_]\nrecent: 0.25\n")
-    assert check_arguments(["-m", "sweeps=mine", "budget=0.5", named]) is None
-
-
 def test_a_method_without_a_class_stops_no_list(
     add: Add, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

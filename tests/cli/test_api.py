@@ -1,12 +1,10 @@
 """`kvbench.run` and `kvbench.compare`: the runs of the command line, numbers of their samples, errors in one line."""
 
 import doctest
-from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.config_repository import ConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,14 +63,6 @@ def test_files_are_read_anew_by_each_call(folder: Path, tmp_path: Path) -> None:
     assert [one.reused for one in found] == [False, False, True]
 
 
-def test_a_call_parses_no_file_again(
-    runs: list[kvbench.Run], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for parse in (ConfigRepository.load_config, None):
-        monkeypatch.setattr(ConfigRepository, "load_config", parse)
-        assert kvbench.run("snapkv", runs_dir=folder, **SETTINGS) == runs[1]
-
-
 def test_a_run_has_its_files(runs: list[kvbench.Run]) -> None:
     one = runs[1]
     assert kvbench.Run.read(str(one.folder)) == one
@@ -108,22 +98,6 @@ def test_runs_at_other_budgets_have_no_partner(runs: list[kvbench.Run], folder: 
     compared = kvbench.compare([*runs[:2], more], to="random")
     assert [one.run for one in compared.differences] == [runs[1]]
     assert [one.run for one in kvbench.compare([more], to=runs[1]).differences] == [more]
-    other = kvbench.run(runs_dir=folder, **SETTINGS, overrides=["method=random", "method.seed=3"])
-    with pytest.raises(kvbench.UserError, match=r"several runs match .*; give one of random-0\.1-"):
-        kvbench.compare([*runs, other], to="random")
-
-
-def test_results_show_their_figures(runs: list[kvbench.Run]) -> None:
-    compared = kvbench.compare(runs, to="random")
-    for one, metrics in ((runs[1], runs[1].metrics), (compared, compared.differences[0].metrics)):
-        for name, arrow in (("psnr", "↑"), ("lpips_scenes", "↓")):
-            value, digits = metrics[name].value, metrics[name].digits
-            low, high = metrics[name].interval or (0, 0)
-            figures = f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-            for shown in (unescape(one._repr_html_()), repr(one)):
-                assert f"{name} {arrow}" in shown
-                assert figures in shown
-    assert f"{100 * runs[1].memory.peak:.2f} %" in runs[1]._repr_html_()
 
 
 def test_figures_are_escaped_in_a_notebook() -> None:

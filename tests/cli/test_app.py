@@ -65,28 +65,6 @@ def test_bounds_later_metrics_and_differences(command: Command, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_sweep_of_a_table_prints_it_beside_what_was_measured(command: Command, tmp_path: Path) -> None:
-    fewer = ("method=streaming_llm,full", "budget=0.04,0.1", "prompts.count=2", "eval=[psnr,lpips]")
-    status, out, _ = command("-m", "sweeps=heatkv_table1", *fewer)
-    assert status == 0
-    assert "Published: infinity_2b / infinity_8b, MS-COCO 2017 validation, batch 8; " in out
-    assert "measured: infinity_tiny, scenes, n = 2, batch 2 " in out + " "
-    lines = (tmp_path / "runs" / "report-heatkv_table1.md").read_text().splitlines()
-    names, *rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")
-    ]
-    table = {tuple(row[:2]): dict(zip(names, row, strict=True)) for row in rows}
-    assert list(table) == [("full", "1"), ("streaming_llm", "0.1"), ("streaming_llm", "0.04")]
-    row = table["streaming_llm", "0.04"]
-    assert row["psnr, infinity_2b / infinity_8b"] == "18.55 / 19.11"
-    assert float(row["psnr ↑"].split()[0]) > 20
-    assert row["lpips ↓"] == "skipped"
-    assert "fid_paired_clean ↓" not in row
-    assert row["fid_paired_clean, infinity_2b / infinity_8b"] == "6.15 / 6.57"
-    assert table["full", "1"]["psnr ↑"] == "-"
-
-
-@pytest.mark.slow
 def test_sweep_of_calibrations_ends_with_their_stability(command: Command, tmp_path: Path) -> None:
     sweep = ("sweeps=heatkv_fig6", "calibrate.seed=1,2", "calibrate.count=1")
     status, out, _ = command("-m", *sweep)
@@ -120,24 +98,6 @@ def test_heatkv_reads_an_order_file_and_a_profile_the_calibration_of_a_run(
     status, out, _ = command("task=profile", "method=heatkv", "budget=0.1", *few, *quick)
     assert status == 0
     assert "calibration: runs/infinity_tiny/calibration-" in out
-
-
-@pytest.mark.slow
-def test_profile(command: Command, tmp_path: Path) -> None:
-    quick = ("task=profile", "profile.batch_sizes=[2]", "profile.warmup=0", "profile.repeats=1", "budget=0.3")
-    status, out, err = command(*quick, "method=heatkv", "profile.trace=trace.json")
-    assert (status, errors(err)) == (0, [])
-    assert "full cache at batch 2: 0.01 GiB in float32" in out
-    assert "calibration: random numbers (timing only)" in out
-    assert "aten::baddbmm" in out
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    [path] = (tmp_path / "runs/profile").glob("infinity_tiny-heatkv-0.3-*.json")
-    mine, full = json.loads(path.read_text())["rows"]
-    assert set(mine["phases"]["seconds"]) == {"text", "transformer", "cache", "decode", "rest"}
-    assert all(seconds >= 0 for seconds in mine["phases"]["seconds"].values())  # 0 at a coarse clock
-    assert sum(mine["phases"]["seconds"].values()) == pytest.approx(mine["phases"]["total"])
-    assert 0.9 < mine["kv"]["peak_of_budget"] <= 1.01
-    assert full["kv"]["peak_bytes"] == full["kv"]["full_bytes"] == mine["kv"]["full_bytes"]
 
 
 def test_configuration_is_shown(command: Command) -> None:

@@ -94,14 +94,3 @@ def test_a_run_resumes_after_a_full_disk(small_disk: Path, undisturbed: dict[str
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
     assert run(small_disk, *ARGUMENTS)[0] == 0
     assert read_files(small_disk / "runs") == undisturbed
-
-
-@pytest.mark.slow
-def test_a_folder_that_cannot_be_written_is_told_before_any_work(small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    status, lines = run(small_disk, *ARGUMENTS)
-    assert status == 1
-    [line] = lines
-    assert line.startswith("error: runs_dir=")
-    assert "cannot be written" in line
-    assert not [*small_disk.iterdir()]

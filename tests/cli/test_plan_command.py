@@ -50,16 +50,6 @@ def test_a_policy_of_positions_needs_no_weights(command: Command, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["scalekv", "hack", "ams_kv_fixed"])
-def test_plan_of_a_method_that_scores_tokens(command: Command, method: str) -> None:
-    status, out, _ = command("task=plan", "model=infinity_2b", f"method={method}", "budget=650")
-    assert status == 0
-    assert "332800" in out  # 650 tokens in each of 32 x 16 heads
-    [peak] = re.findall(r"peak of the method\D+(\d+)", out)
-    assert 0.9 * 332800 < int(peak) <= 332800
-
-
-@pytest.mark.slow
 def test_plan_of_a_budget_in_bytes(command: Command) -> None:
     """A tenth of 1 175 040 bytes; a token in one head has 64 numbers."""
     words = ("task=plan", "method=first_scales", "budget=0.1", "budget_unit=bytes", "cache_dtype=float32")
@@ -94,22 +84,6 @@ def test_plan_of_a_class_conditional_model(command: Command) -> None:
     assert status == 0
     assert "var_d30: tokens one sequence holds" in out
     assert "381600" in out  # 30 layers, 30 heads, 424 tokens before the last scale
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("answer", "expected"), [("written", (0, False)), ("read", (1, True))])
-def test_only_answers_that_are_read_need_a_tokenizer(
-    command: Command, answer: str, expected: tuple[int, bool]
-) -> None:
-    """Their tokens decide the schedule, prompt_tokens that of written ones."""
-    words = (
-        "model=qwen3_8b",
-        "model.sources.weights.repo=null",
-        "prompts=needles",
-        f"prompts.answer={answer}",
-    )
-    status, out, err = command("task=plan", "method=full", *words)
-    assert (status, "weights missing" in out + err) == expected
 
 
 @pytest.mark.slow

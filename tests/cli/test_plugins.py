@@ -90,16 +90,6 @@ def test_conformance_tests_cover_installed_plugins(install: Install, tmp_path: P
     assert int(done.stdout.rpartition(" passed")[0].rpartition("\n")[2]) > 5
 
 
-def test_lists_of_choices_include_the_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    Plugins.instance().register(PluginSearchPath)
-    named = f"hydra.searchpath=[file://{EXAMPLE}/kvbench_example/conf]"
-    monkeypatch.setattr(sys, "argv", ["run.py", named, "method=randomly"])
-    problem = check_arguments([named, "method=randomly"])
-    assert problem is not None
-    assert problem.startswith("method=randomly: no such choice; did you mean random? choose from ")
-    assert ", random_tokens, " in problem
-
-
 @pytest.mark.slow
 def test_calibrations_of_plugins_are_made_with_all_others(install: Install, tmp_path: Path) -> None:
     install("brought_conf")

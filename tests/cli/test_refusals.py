@@ -33,14 +33,11 @@ eval=null | eval=null: not a choice;
 model=[infinity_tiny,var_tiny] | model=[infinity_tiny,var_tiny]: not a choice;
 ~shard.count | shard.count: missing;
 ~method | method: missing;
-~eval | eval: missing; set it, or set eval=none
 ~method._target_ | method._target_=null: not a class;
 shard=3 | shard=3: must be a group of keys (index, count)
 windows.kernel=4 | windows.kernel=4: must be a whole number of at least 1, odd
-windows.queries=all | windows.queries=all: must be one of grid, last, uniform
 budget_unit=bits | budget_unit=bits: no such value; did you mean bytes? choose from tokens, bytes
 device=mps | device=mps: only auto, cpu, cuda and cuda:N are supported
-device=h200 | device=h200: only auto, cpu, cuda and cuda:N are supported
 task=plan device=h201 | device=h201: only auto, cpu, cuda and cuda:N are supported; with task=plan also a100, l40s,
 device=cuda:99 | device=cuda:99: torch finds
 method._target_=kvbench.nothing.X | method._target_=kvbench.nothing.X: cannot be imported
@@ -51,20 +48,16 @@ method=lookm method@method.base=streaming_llm | method.base._target_=kvbench.met
 model.sources=null | model.sources=null: must be a group of keys
 method=heatkv method.orders=../files/deep.json | method.orders=../files/deep.json: cannot be read
 method=scalekv method.budgets=../files/deep.json | method.budgets=../files/deep.json: not a budget file
-seed=99999999999999999999999 | seed=99999999999999999999999: must be a whole number
 prompts.count=99999999999999 | prompts.count=99999999999999: must be a whole number of at least 1 and at most 1000000
 model=var_tiny prompts=imagenet prompts.per_class=1000000 | prompts.per_class=1000000: makes 1000000000 prompts, more
 prompts=file prompts.path=../files/x.pdf | prompts.path=../files/x.pdf: must be .txt, .jsonl or .csv
 prompts=file prompts.path=../files/binary.txt | prompts.path=../files/binary.txt: is not text
 prompts=file prompts.path=../files/deep.jsonl | prompts.path=../files/deep.jsonl: line 1 is not
-prompts=geneval prompts.path=../files/deep.jsonl | prompts.path=../files/deep.jsonl: line 1 is not a GenEval line
 prompts=file prompts.path=../files/wide.csv | prompts.path=../files/wide.csv: line 2: prompt 'aaa
-prompts=coco5k prompts.path=../files/deep.json | prompts.path=../files/deep.json: cannot be read
 method=snapkv budget=0.1 method.window=10000 | method.window=10000: the largest segment has 144 tokens; use fewer
 method=rkv budget=0.1 method.threshold=5 | method.threshold=5: is a cosine and must lie in -1..1
 method=heatkv method.sinks=-1 | method.sinks=-1: infinity_tiny has 9 segments; use 0 to 8
 method=heatkv sinks=9 | sinks=9: infinity_tiny has 9 segments; use 0 to 8
-task=plan plan.gpu_gib=inf | plan.gpu_gib=inf: must be finite
 prompts=file | prompts.path: missing; set prompts.path=...
 prompts=file prompts.path=XXX.txt | prompts.path=XXX.txt: cannot be read (
 task=status work.folder=XXX | [Errno 36] File name too long: 'xxx
@@ -72,15 +65,12 @@ prompts=file prompts.path=../files/null.jsonl | prompts.path=../files/null.jsonl
 prompts=file prompts.path=../files/half.jsonl eval=geneval | prompts.path=../files/half.jsonl: line 2: eval=geneval:
 prompts=file prompts.path=../files/good.txt prompts.count=3 | prompts.count=3: ../files/good.txt has 1 prompts;
 -m method=glob(zz*) | method=glob(zz*): matches no choice; choose from adakv,
--m method=swa,random hydra/launcher=joblib hydra.launcher.n_jobs=0 | hydra.launcher.n_jobs=0: must be a whole number
 model.sizes=[[1,1],[2,2]] | model.sizes=[[1, 1], [2, 2]]: must end with [12, 12],
 method=heatkv method.order=x | method.order: no such key; did you mean method.orders?
 model= | model=: no such choice; choose from decoder,
 model=reasoner_tiny model.default_eval=nothing | model.default_eval=nothing: not a choice; choose ... list metrics
-model=reasoner_tiny model.default_eval=[kl,nothing] | model.default_eval=['kl', 'nothing']: not a choice
 method=heatkv budget=3 budget_unit=bytes | budget=3 budget_unit=bytes: 1 sink scales need 1 of 255 tokens per head;
 model=reasoner_tiny prompts=math_tiny model.tensor_parallel=3 | model.tensor_parallel=3: must divide
-model=reasoner_tiny prompts=math_tiny method=hard_kv budget=0.2 method.mix=7 | method.mix=7: must lie in [0, 1]
 model.name=../../evil | model.name=../../evil: must be a folder name
 runs_dir="" | runs_dir=: names no folder; use runs_dir=.
 runs_dir=../files/plain/runs | runs_dir=../files/plain/runs: cannot be written
@@ -92,7 +82,6 @@ budgt=0.04 | budgt: no such key; did you mean budget?
 count=8 | count: no such key; did you mean prompts.count or calibrate.count or shard.count?
 method=heatkv naive=true | naive: no such key; did you mean method.naive?
 prompts=own prompts.of=scenes prompts.count=4 | prompts.count: no such key; did you mean prompts.of.count?
--m method=h2o,tova prompts=own prompts.of=scenes prompts.count=4 | prompts.count: no such key; did you mean prompts.of
 budget=0.1,0.2 | budget=0.1,0.2: several values are a sweep; add -m
 method=heatkv budget=0.001 | ... the smallest feasible budget is 0.00393, or lower `sinks`
 task=plan method=ams_kv | task=plan: how much method=ams_kv holds depends on data
@@ -104,22 +93,16 @@ task=plan plan.export=nowhere/x.npz | plan.export=nowhere/x.npz: method=full has
 task=profile profile.largest=true | profile.largest=true: is for GPUs, not for device=cpu; use device=cuda
 task=profile model=infinity_2b | ... to time the model without weights, set model.weights=random
 task=export export.policy=x.safetensors method=snapkv | export.policy=x.safetensors: method=snapkv decides from the
-shard.indx=1 | shard.indx: no such key; did you mean shard.index?
 method=heatkvv | method=heatkvv: no such choice; did you mean heatkv? choose from heatkv, ... kvbench list methods
 eval=[psnr,fdi] | eval=fdi
 task=rnu | task=rnu: no such value; did you mean run? choose from run, ... ; all: kvbench list tasks
 cache_dtype=int5 | cache_dtype=int5
 cuda_graph=true | cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda
 batch_invariant=true | batch_invariant=true: is for GPUs, not for device=cpu; use device=cuda
-noise=white | noise=white: must be one of auto, stream, counter
 seed=abc | seed=abc: must be a whole number
-batch_size=0 | batch_size=0: must be a whole number of at least 1
 shard.index=2 | shard.index=2: must be in 0..0
-task=plan plan.gpu_gib=0 | plan.gpu_gib=0
 task=plan plan.table=ams_kv_table1 | plan.table=ams_kv_table1: no such memory column
 -m seed=1,2 published=heatkv_tabel1 | published=heatkv_tabel1: no such table; did you mean heatkv_table1? choose from
-calibrate.count=0 | calibrate.count=0
-model.weights=none | model.weights=none: must be one of files, random
 eval.ssim.double=3 | eval.ssim.double=3: must be true or false
 require=fid | require=fid: must be a list (text each)
 a=b=c | a=b=c
@@ -134,11 +117,7 @@ list method | list method: not a kind and words; did you mean methods? kvbench l
 list prompts zz | list prompts zz: no line matches;
 task=repot --help | task=repot: no such task; did you mean report?
 method=heatkvv -h | method=heatkvv: no such choice; did you mean heatkv?
-task=choose metric=fid_scenes budget=0.1 | metric=fid_scenes: describes a whole set of images, not single
-task=choose metric=pnsr budget=0.1 | metric=pnsr: no such metric; did you mean psnr? choose from psnr, ... list metrics
-task=choose | metric=null: task=choose compares methods by one metric;
 task=choose metric=psnr | budget=1.0: a race among full caches; give a smaller one
-task=choose metric=psnr methods=[randm,swa] budget=0.1 | methods: randm does not fit: ... you mean random?
 task=choose metric=psnr shard.count=2 | shard.count=2: processes share a race without shards;
 --resolve | The --resolve flag can only be used in conjunction with --cfg
 --nokey | --nokey: no such option; there are -m,
@@ -155,7 +134,6 @@ eval=[psnr,psnr] | eval=[psnr,psnr]: names psnr twice; leave one out
 method=swa beside.method=full | beside.method=choice(full): several values are a sweep; add -m
 -m seed=interval(0,1) | seed=interval(0,1): a sweep needs single values;
 -m seed=range(0,1000) budget=range(0,1,0.001) | the lists of values make 1000000 jobs;
-method=snapkv method.window=0 | method.window=0: must be at least 1
 budget='1e9999999999' | budget=1e9999999999: give a fraction
 budget=3/2 | budget=3/2: above 1 it is a number of tokens per head and must be whole
 -m seed=1,2 against=nope | against=nope: neither a method nor the folder of a run in runs; choose from 
@@ -178,16 +156,13 @@ task=bounds method=random | task=bounds: compares full caches in 16 or 32 bits; 
 task=work work.lapse=1e300 | work.lapse=1e+300: must be a number above 0 and at most 86400
 task=status | runs_dir=runs: holds no sweeps, and no run is in progress
 task=status method=swa,rkv | runs_dir=runs: holds no runs
-task=status sweep.name=main | sweep.name=main: no sweep in runs has this name
 -m seed=1,2 sweep.name=a/b | sweep.name=a/b: must be up to 100 letters
 task=status work.folder=nowhere | work.folder=nowhere: no such folder
-model=qwen3_8b sampling=var_paper | sampling=var_paper: is for model=var_*, not qwen3_8b; choose another, or set
 +sampling.x=1 | sampling={'x': 1}: must be a choice of conf/sampling
 task=dashboard runs_dirs=[published/*] | runs_dirs=published/*: names no folder
 hydra.searchpath=[pkg://nowhere] | hydra.searchpath: pkg://nowhere cannot be imported (ModuleNotFoundError:
 hydra.searchpath=[file://nowhere] | hydra.searchpath: file://nowhere is not a folder; name a folder (file://folder),
 new | new: not a kind and a name; kvbench new method NAME
-new metric mine | new metric mine: not a kind and a name
 new method Mine | ... not a module's name; use lower-case letters, digits and single _
 new method class | new method class: not a module's name
 new method heatkv | new method heatkv: method=heatkv exists

@@ -76,26 +76,6 @@ def test_a_killed_process_is_told_of_and_the_same_command_goes_on(tmp_path: Path
     assert (status, [entry.outcome for entry in entries]) == (0, ["finished", "finished"]), out
 
 
-@pytest.mark.slow
-def test_runs_of_a_sweep_and_its_table_are_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    from tests.support.wandb_file import read_entry
-
-    for name, value in (("MODE", "offline"), ("DATA_DIR", str(tmp_path)), ("CACHE_DIR", str(tmp_path))):
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    status, out, [job] = sweep(tmp_path, "sweeps=budget", "budget=0.1", "logger=wandb", "logger.images=1")
-    assert status == 0, out
-    assert job.folder is not None
-    [left] = (tmp_path / "runs" / "sweeps").iterdir()
-    one, whole = read_entry(tmp_path / job.folder), read_entry(left)
-    assert (one.run.run_group, one.run.job_type) == ("budget", "swa")
-    assert (whole.run.run_group, whole.run.job_type) == ("budget", "sweep")
-    assert [row[0] for row in whole.table("runs")["data"]] == [one.run.run_id]
-    page = (whole.files / whole.history[0]["dashboard.path"]).read_text()
-    assert page == (tmp_path / "runs" / "dashboard.html").read_text()
-    assert one.run.run_id in page
-
-
 def test_only_jobs_that_did_not_finish_start_again(tmp_path: Path) -> None:
     left = open_folder(tmp_path, [("seed=1",)])
     counted = []

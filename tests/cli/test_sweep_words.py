@@ -47,14 +47,6 @@ def test_reading_tasks_leave_the_ledger_alone(tmp_path: Path, command: Command, 
     assert read_all(tmp_path) == before
 
 
-@pytest.mark.parametrize("task", ["status", "report"])
-def test_a_sweep_that_was_not_started_is_not_made(tmp_path: Path, command: Command, task: str) -> None:
-    status, _, err = command(f"task={task}", *WORDS, f"runs_dir={tmp_path}")
-    assert status == 1
-    assert f"task={task}: no sweep with these overrides was started in " in err
-    assert read_all(tmp_path) == {}
-
-
 LISTED = """
 method=a,b method.x=1 | method=a,b method.x=choice(1)
 method=a,b method.x= | method=a,b method.x=choice('')
@@ -95,6 +87,9 @@ def list_sets(*words: str) -> list[set[str]]:
 
 def test_jobs_are_the_product_of_the_lists() -> None:
     assert list_sets("method=a,b", "budget=1") == [{"method=a", "budget=1"}, {"method=b", "budget=1"}]
+    assert list_sets("method=a", "beside.method=b", "beside.budget=1,2", "budget=3") == [
+        {"method=a", "budget=3"}, {"method=b", "budget=1"}, {"method=b", "budget=2"}
+    ]  # fmt: skip
     assert list_sets("method=a", "method.base=h2o") == [{"method=a", "method@method.base=h2o"}]
 
 
@@ -109,14 +104,6 @@ def test_methods_of_reference_lack_the_settings_of_others_and_share_the_rest() -
     assert found[:4] == own
     assert found[4:] == [
         {f"method={m}", f"budget={b}", "sweeps=s", "seed=7"} for b in (5, 6) for m in ("b", "c")
-    ]
-
-
-def test_methods_of_reference_may_have_lists_of_their_own() -> None:
-    assert list_sets("method=a", "beside.method=b", "beside.budget=1,2", "budget=3") == [
-        {"method=a", "budget=3"},
-        {"method=b", "budget=1"},
-        {"method=b", "budget=2"},
     ]
 
 

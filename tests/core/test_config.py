@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from kvbench.core.config import ConfigError, check_fields, check_objects, quote_prompt, show
+from kvbench.core.config import ConfigError, check_fields, check_objects, show
 
 
 @dataclass
@@ -34,13 +34,6 @@ def test_keys_are_the_fields_of_the_constructor(kind: type, key: str, message: s
 
 def test_a_constructor_of_its_own_takes_other_keys() -> None:
     check_objects({"_target_": f"{__name__}.Other", "text": "x"}, "method")
-
-
-def test_long_prompts_are_quoted_without_their_middle() -> None:
-    assert quote_prompt("a\nb") == r"'a\nb'"
-    quoted = quote_prompt("begin " + "x" * 100 + " end")
-    assert len(quoted) == 59
-    assert (quoted[:7], quoted[-5:]) == ("'begin ", " end'")
 
 
 GIVEN = (3, 3.5, True, False, "a", None, [3, 3.5], [3, 3], [3, True], {"size": 3}, {"size": True})

@@ -14,7 +14,6 @@ import torch
 
 from kvbench.core import checkpoint, files
 from kvbench.core.files import resolve_path
-from kvbench.eval.files import store
 from kvbench.eval.protocol.base import Result
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.models.files import weights
@@ -34,14 +33,6 @@ def _converted(folder: Path, version: int) -> None:
     source = folder.parent / "model.pth"
     torch.save({"a": torch.full((3,), version)}, source)
     weights.convert(source, lambda raw: dict(raw), str(version))
-
-
-def _features(folder: Path, version: int) -> None:
-    rows = 1 + version  # another number of images than the file has: it is made anew
-    found = store.load_features(
-        "d", "p", "0" * 64, range(rows), lambda: {"x": np.full((rows, 2), version, np.float32)}
-    )
-    assert found.arrays["x"].tolist() == [[version, version]] * rows
 
 
 WRITERS: dict[str, Writer] = {
@@ -70,10 +61,8 @@ def full_disk(_: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where writers write; features and converted weights go there too, and nothing is remembered."""
-    for variable in ("KVBENCH_FEATURES", "KVBENCH_WEIGHTS"):
-        monkeypatch.setenv(variable, str(tmp_path / "out"))
-    store.recent.clear()
+    """Where writers write; converted weights go there too."""
+    monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "out"))
     return tmp_path / "out"
 
 
@@ -91,18 +80,6 @@ def test_a_full_disk_leaves_the_old_file_and_no_litter(
     assert tree(folder) == before != {}
     write(folder, 1)
     assert tree(folder) != before
-
-
-def test_features_survive_a_full_disk_in_memory(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _features(folder, 0)
-    before = tree(folder)
-    store.recent.clear()
-    monkeypatch.setattr(os, "fsync", full_disk)
-    _features(folder, 1)
-    assert tree(folder) == before != {}
-    assert "No space left" in caplog.text
 
 
 def test_an_interrupted_writer_leaves_nothing(tmp_path: Path) -> None:
