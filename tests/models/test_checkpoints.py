@@ -108,6 +108,9 @@ def test_an_index_must_name_files_of_its_folder(tmp_path: Path) -> None:
 
 def test_damaged_files_are_refused_by_the_key_of_their_path(state: dict[str, Tensor], tmp_path: Path) -> None:
     module = parameters.build_on_meta(lambda: Infinity(TINY))
+    torch.save([torch.zeros(3)], tmp_path / "list.pth")
+    with pytest.raises(WeightsError, match=r"list\.pth: not a readable checkpoint \(it contains a list"):
+        checkpoints.read(tmp_path / "list.pth")
     for suffix, save_as in (("pth", torch.save), ("safetensors", save_file)):
         path = tmp_path / f"model.{suffix}"
         save_as(state, path)

@@ -36,8 +36,7 @@ def test_names_of_older_files_are_read() -> None:
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize(("layout", "silu"), [(torch.contiguous_format, False), (torch.channels_last, True)])
 def test_norms_read_the_code_of_each_place(layout: torch.memory_format, silu: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     norm = SpatialNorm(64, 4, silu=silu).requires_grad_(False)
@@ -52,13 +51,13 @@ def test_norms_read_the_code_of_each_place(layout: torch.memory_format, silu: bo
     close(out, F.silu(expected) if silu else expected, 1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4])
-def test_norms_of_every_published_form_are_read(rows: int) -> None:
+def test_norms_of_every_published_form_are_read() -> None:
     name = "model.layers.0.self_attn.q_norm.weight"
-    values = torch.arange(rows * 8.0).view(rows, 8)
-    found = clean_lumina({name: values}, lumina.CONFIGS["lm"])["layers.0.attention.q_norm.weight"].view(4, 8)
-    for head in range(4):
-        assert torch.equal(found[head], halves_as_pairs(values[head * rows // 4]))
+    for rows in (1, 2, 4):
+        values = torch.arange(rows * 8.0).view(rows, 8)
+        found = clean_lumina({name: values}, lumina.CONFIGS["lm"])["layers.0.attention.q_norm.weight"]
+        expected = halves_as_pairs(values).repeat_interleave(4 // rows, 0)
+        assert torch.equal(found.view(4, 8), expected)
 
 
 def clean_janus_transformer(state: State) -> State:
@@ -81,7 +80,7 @@ PARTS: dict[str, tuple[Callable[[], State], Callable[[State], State], Callable[[
 }  # fmt: skip
 """State of a reference model's part, what cleans it, and the module."""
 ATTENTION, VQ = "model.layers.0.self_attn", "model.vqmodel.decoder"
-JANUS, EMU3 = "language_model.model.layers", "model.text_model.layers"
+JANUS = "language_model.model.layers"
 UNFIT: list[tuple[str, dict[str, tuple[int, ...] | None], str]] = [
     ("janus", {f"{JANUS}.1.self_attn.k_proj.weight": None}, "missing layers.1.attention.wqkv.weight"),
     ("janus", {f"{JANUS}.0.self_attn.{part}_proj.weight": (5, 64) for part in "qkv"},
@@ -89,24 +88,15 @@ UNFIT: list[tuple[str, dict[str, tuple[int, ...] | None], str]] = [
     ("lumina", {f"{ATTENTION}.q_norm.weight": (3, 8)}, "layers.0.attention.q_norm.weight is (3, 8), should be (32,)"),
     ("lumina", {f"{ATTENTION}.q_norm.weight": (1, 16)}, "q_norm.weight is (1, 16)"),
     ("lumina", {f"{ATTENTION}.q_norm.weight": (0, 8)}, "q_norm.weight is (0, 8), should be (32,)"),
-    ("lumina", {f"{ATTENTION}.k_proj.weight": (32, 31)}, "unexpected layers.0.self_attn.k_proj.weight (32, 31)"),
     ("lumina", {f"{ATTENTION}.k_proj.weight": ()}, "unexpected layers.0.self_attn.k_proj.weight ()"),
     ("lumina", {"norm.weight": (32,)}, "unexpected norm.weight (outside model.) (32,)"),
-    ("lumina", {"model.layers.2.mlp.up_proj.weight": (2,)}, "unexpected layers.2.feed_forward.w3"),
-    ("lumina", {"lm_head.weight": (5, 32)}, "output.weight is (5, 32)"),
     ("lumina", {"lm_head.weight": None}, "missing output.weight"),
-    ("lumina", {f"{ATTENTION}.q_norm.weight": None}, "missing layers.0.attention.q_norm.weight"),
-    ("lumina", {"model.layers.1.self_attn.k_proj.weight": None}, "missing layers.1.attention.wqkv.weight"),
     ("chameleon", {f"decoder.mid.attn_1.k.{kind}": None for kind in ("weight", "bias")},
      "missing decoder.mid.attn_1.qkv.bias"),
-    ("emu3", {"lm_head.weight": None}, "missing output.weight"),
     ("emu3", {"lm_head.weight": (5, 32)}, "output.weight is (5, 32), should be (329, 32)"),
-    ("emu3", {f"{EMU3}.1.self_attn.k_proj.weight": None}, "missing layers.1.att"),
-    ("emu3", {f"{EMU3}.2.mlp.up_proj.weight": (2,)}, "unexpected layers.2.feed"),
     ("emu3's tokenizer", {f"{VQ}.conv_in.weight": (3, 4, 3, 3)}, "conv_in.conv.weight is (3,"),
     ("emu3's tokenizer", {f"{VQ}.time_res_stack.0.norm1.running_mean": None},
      "unexpected time_res_stack.0.norm1.norm.running_var"),
-    ("emu3's tokenizer", {f"{VQ}.middle_block.attn_1.k_proj.weight": None}, "missing decoder.mid.attn_1.qkv.weight"),
 ]  # fmt: skip
 
 

@@ -12,8 +12,7 @@ from torch import nn
 from kvbench.core.budget import Budget
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.official_files import clean_decoder, clean_vqgan
-from kvbench.models.files.parameters import build_on_meta, check
-from kvbench.models.llamagen.tokenizer import VQ, VQConfig
+from kvbench.models.files.parameters import check
 from tests.support.marks import slow_except
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_published
@@ -166,55 +165,35 @@ def test_published_shapes(name: str) -> None:
         check(clean(read_raw(family, key)), network, part)
 
 
-@pytest.mark.parametrize("wrapped", ["model", "module", "state_dict"])
-def test_files_nested_by_a_trainer_fit(wrapped: str) -> None:
+def test_files_nested_by_a_trainer_fit() -> None:
     transformer, tokenizer = build(configured("model=llamagen_b"))
     tables = {"freqs_cis": torch.zeros(257, 32, 2), "layers.0.attention.kv_cache.k_cache": torch.zeros(1)}
-    raw = make_raw_state("llamagen", "c2i_B") | tables
-    check(clean_decoder({wrapped: raw, "steps": 1}), transformer, "transformer")
-    if wrapped != "module":
-        check(clean_vqgan({wrapped: make_raw_state("llamagen", "vq_16"), "epoch": 3}), tokenizer, "tokenizer")
+    raw, vq = make_raw_state("llamagen", "c2i_B") | tables, make_raw_state("llamagen", "vq_16")
+    for wrapped in ("model", "module", "state_dict"):
+        check(clean_decoder({wrapped: raw, "steps": 1}), transformer, "transformer")
+    for wrapped in ("model", "state_dict"):
+        check(clean_vqgan({wrapped: vq, "epoch": 3}), tokenizer, "tokenizer")
 
 
-def test_a_tokenizer_of_half_the_patch_fits() -> None:
-    config = VQConfig(codes=16384, channels=8, latents=256, widths=(128, 256, 256, 512))
-    model = build_on_meta(lambda: VQ(config))
-    check(clean_vqgan(make_raw_state("llamagen", "vq_8")), model, "tokenizer")
-    assert sum(p.numel() for p in model.parameters()) == 70_109_835
-    assert config.networks.patch == 8
-
-
-@pytest.mark.parametrize(
-    ("overrides", "lengths"),
-    [
+def test_capacity_segments_and_guidance_are_settings() -> None:
+    for overrides, lengths in (
         (("model=llamagen_b", "model.chunk=50"), [1, *[50] * 11, 25]),
-        (("model=janus_pro_1b", "model.chunk=50", "model.prompt_tokens=20"), [20, *[50] * 11, 25]),
-        (("model=lumina_mgpt_7b_768", "model.chunk=500", "model.prompt_tokens=20"), [20, *[500] * 4, 351]),
         (("model=emu3_gen", "model.chunk=2000", "model.prompt_tokens=20"), [20, *[2000] * 4, 189]),
-    ],
-)
-def test_capacity_segments_and_guidance_are_settings(overrides: tuple[str, ...], lengths: list[int]) -> None:
-    spec = configured(*overrides, "model.sampling.cfg=1").spec
-    assert [*spec.lengths] == lengths
-    assert (spec.branches, spec.equal_branches) == (1, True)
+    ):
+        spec = configured(*overrides, "model.sampling.cfg=1").spec
+        assert [*spec.lengths] == lengths
+        assert (spec.branches, spec.equal_branches) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "part", "wanted"),
-    [
+def test_missing_weights_say_how_to_get_them() -> None:
+    for name, part, wanted in (
         ("var_d30", "transformer", r"var_d30\.pth"),
-        ("llamagen_xl", "transformer", r"c2i_XL_384\.pt"),
         ("janus_pro_1b", "weights", r"pytorch_model\.bin"),
-        ("janus_pro_7b", "weights", "Janus-Pro-7B"),
         ("lumina_mgpt_7b_1024", "weights", "the files of Alpha-VLLM"),
-        ("emu3_gen", "weights", "the files of BAAI/Emu3-Gen-hf"),
         ("qwen3_4b", "weights", "the files of Qwen/Qwen3-4B"),
-    ],
-)
-def test_missing_weights_say_how_to_get_them(name: str, part: str, wanted: str) -> None:
-    one = configured(f"model={name}")
-    with pytest.raises(WeightsError, match=rf"model\.sources\.{part}: weights missing.*{wanted}"):
-        one.load("cpu")
-    if name.startswith(("janus", "lumina", "emu3")):
+    ):
+        with pytest.raises(WeightsError, match=rf"model\.sources\.{part}: weights missing.*{wanted}"):
+            configured(f"model={name}").load("cpu")
+    for name in ("janus_pro_1b", "lumina_mgpt_7b_1024", "emu3_gen"):
         with pytest.raises(WeightsError, match=r"model\.sources\.text: weights missing.*tokenizer\.json"):
-            one.check_prompts(["a red circle"])
+            configured(f"model={name}").check_prompts(["a red circle"])

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -54,25 +55,16 @@ CASES = {
         ["a red circle", "a blue square", "a blue circle"],
     ),
 }
-TOKENS = [
-    (reference_janus.SMALL, 10),
-    (reference_lumina.SMALL, 13),
-    (reference_emu3.SMALL, 13),
-    ((*SMALL_QWEN3, "model.prompt_tokens=7"), 8),
-]
-"""Small models, and the tokens of eight words, one more than fit."""
-
-
-@pytest.fixture(scope="module")
-def loaded() -> dict[str, Any]:
-    return {}
 
 
 @pytest.fixture
-def tiny(case: str, loaded: dict[str, Any]) -> Any:
-    if case not in loaded:
-        loaded[case] = load(*CASES[case].overrides)
-    return loaded[case]
+def tiny(case: str) -> Any:
+    return loaded(case)
+
+
+@cache
+def loaded(case: str) -> Any:
+    return load(*CASES[case].overrides)
 
 
 @pytest.mark.parametrize("case", slow_except(("janus", "llamagen", "infinity").__contains__, CASES))
@@ -103,13 +95,6 @@ def test_images_depend_on_prompt_and_noise_and_on_nothing_else(case: str, tiny: 
         assert (draw(prompts, model=roomy).int() - images.int()).abs().max() <= 1
 
 
-@pytest.mark.parametrize(("overrides", "needed"), TOKENS)
-def test_prompts_too_long_are_refused_by_name(overrides: tuple[str, ...], needed: int) -> None:
-    prompt = "one two three four five six seven eight"
-    told = f"prompt {prompt!r} has {needed} tokens: raise model.prompt_tokens={needed - 1} to {needed}"
-    refuses(load(*overrides), prompt, told)
-
-
 def test_an_unconditional_prompt_that_is_too_long_is_refused() -> None:
     words = "one two three four five six seven eight"
     long = configured(*reference_emu3.SMALL, f"model.negative='{words}'")
@@ -120,18 +105,24 @@ def test_an_unconditional_prompt_that_is_too_long_is_refused() -> None:
     replace(long, sampling=replace(long.sampling, cfg=1.0)).check_prompts(["a red circle"])
 
 
-@pytest.mark.parametrize("case", ["llamagen", "var"])
 @pytest.mark.parametrize(
-    "prompt", ["", "30", "-2", "3.5", "3x", "a red circle", "1000 no such class", "+3", "²"]
+    ("overrides", "needed"),
+    [(reference_janus.SMALL, 10), (reference_lumina.SMALL, 13), ((*SMALL_QWEN3, "model.prompt_tokens=7"), 8)],
 )
-def test_prompts_that_name_no_class_are_refused_by_name(case: str, prompt: str, tiny: Any) -> None:
-    refuses(tiny, prompt, f"prompt {prompt!r}: {tiny.name} needs a class number from 0 to ")
+def test_prompts_too_long_are_refused_by_name(overrides: tuple[str, ...], needed: int) -> None:
+    """Of eight words, one more than fit."""
+    prompt = "one two three four five six seven eight"
+    told = f"prompt {prompt!r} has {needed} tokens: raise model.prompt_tokens={needed - 1} to {needed}"
+    refuses(load(*overrides), prompt, told)
+
+
+@pytest.mark.parametrize("case", ["llamagen", "var"])
+def test_prompts_that_name_no_class_are_refused_by_name(tiny: Any) -> None:
+    for prompt in ("", "30", "-2", "3.5", "3x", "a red circle", "²"):
+        refuses(tiny, prompt, f"prompt {prompt!r}: {tiny.name} needs a class number from 0 to ")
 
 
 def refuses(one: Any, prompt: str, message: str) -> None:
-    for ask in (
-        one.check_prompts,
-        lambda prompts: one.generate(prompts, full(one), PromptNoise(0, range(4))),
-    ):
+    for ask in (one.check_prompts, lambda given: one.generate(given, full(one), PromptNoise(0, range(4)))):
         with pytest.raises(ValueError, match=re.escape(message)):
             ask([prompt])
