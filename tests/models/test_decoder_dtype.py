@@ -124,47 +124,36 @@ def test_what_auto_is() -> None:
     assert {one.decoding.products for one in found.values() if one.decoding.on_gpu == "tf32"} == {True, False}
     exact = configured("model=var_d16", "model.weights=random", "model.decoder_dtype=float32")
     assert exact.resolve_settings("cuda")["decoder_dtype"] == "float32"
-    bytes_of = {name: one.decoding_bytes(3) for name, one in found.items()}
     for name, (overrides, _) in MODELS.items():
         wide = configured(*overrides, "model.decoder_dtype=float32").decoding_bytes(3)
-        assert wide == bytes_of[name] * (1 if name in ("llamagen", "lumina", "emu3") else 2)
+        assert wide == found[name].decoding_bytes(3) * (1 if on_gpu[name] == "tf32" else 2)
 
 
 def test_rounding_of_official_and_embedded_models() -> None:
-    official = (
-        "infinity_2b", "infinity_8b", "var_d16", "var_d36", "janus_pro_1b", "lumina_mgpt_7b_768", "emu3_gen",
-    )  # fmt: skip
     for names, rounding in (
-        (official, "truncate"),
+        (("infinity_2b", "var_d16", "janus_pro_1b", "lumina_mgpt_7b_768", "emu3_gen"), "truncate"),
         (("infinity_tiny", "var_tiny", "llamagen_tiny"), "nearest"),
     ):
-        for name in names:
-            assert configured(f"model={name}", "model.weights=random").rounding == rounding, name
+        assert {configured(f"model={name}", "model.weights=random").rounding for name in names} == {rounding}
 
 
-def named(tmp_path: Path, device: str, *overrides: str) -> Any:
-    """The settings in the name of a run of a model on a device, and those in a calibration's."""
+def named(tmp_path: Path, device: str, *overrides: str, model: str) -> Any:
+    """The settings in the name of a run of a model on a device."""
     job = job_in(tmp_path)
-    model = configured(*overrides)
-    values = dict.fromkeys(("decoder_dtype", "rounding"))
-    config = {**job.config, "model": {name: getattr(model, name) for name in values}}
-    changed: Job = replace(job, model=model, config=config, settings=replace(job.settings, device=device))
+    one = configured(f"model={model}", *overrides)
+    config = {**job.config, "model": {"decoder_dtype": one.decoder_dtype, "rounding": one.rounding}}
+    changed: Job = replace(job, model=one, config=config, settings=replace(job.settings, device=device))
     return changed.model_settings
 
 
 def test_the_arithmetic_of_a_device_is_part_of_a_runs_name(tmp_path: Path) -> None:
     """As it is on the device, so that `auto` and the dtype that it means are one run."""
-    tiny, janus = ("model=infinity_tiny",), reference_janus.SMALL
+    tiny = partial(named, tmp_path, model="infinity_tiny")
     exact = {"decoder_dtype": "float32", "rounding": "nearest"}
-    assert named(tmp_path, "cpu", *tiny) == exact
-    assert named(tmp_path, "cpu", *tiny, "model.decoder_dtype=float32") == exact
-    assert named(tmp_path, "cuda", *tiny, "model.decoder_dtype=float32") == exact
-    assert named(tmp_path, "cuda", *tiny) == exact | {"decoder_dtype": "autocast bfloat16"}
-    assert named(tmp_path, "cpu", *tiny, "model.rounding=truncate") == exact | {"rounding": "truncate"}
-    assert named(tmp_path, "cpu", *janus) == exact | {"rounding": "truncate"}
-    assert named(tmp_path, "cpu", *janus, "model.rounding=nearest") == exact
-    llamagen = named(tmp_path, "cpu", *LLAMAGEN, "model.decoder_dtype=bfloat16")
-    assert llamagen["decoder_dtype"] == "bfloat16"
+    assert tiny("cpu") == tiny("cpu", "model.decoder_dtype=float32") == exact
+    assert tiny("cuda", "model.decoder_dtype=float32") == exact
+    assert tiny("cuda") == exact | {"decoder_dtype": "autocast bfloat16"}
+    assert tiny("cpu", "model.rounding=truncate") == exact | {"rounding": "truncate"}
 
 
 class Watcher:

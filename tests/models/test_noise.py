@@ -4,7 +4,7 @@ Noise by counter: samplers of every family depend on seed, prompt and step alone
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -58,10 +58,10 @@ def test_the_next_step_is_drawn_while_this_one_runs() -> None:
     assert len(source.threads) == 2
 
 
-def test_few_numbers_are_not_worth_a_thread() -> None:
-    source = Counting()
-    with draw_ahead(source, 2, 5, 3, CPU) as noise:
-        assert noise is source
+def test_few_numbers_and_a_counter_are_not_worth_a_thread() -> None:
+    for source, count in ((Counting(), 5), (make_noise("counter", 3, range(2), CPU), MIN_THREADED)):
+        with draw_ahead(source, 2, count, 3, CPU) as noise:
+            assert noise is source
 
 
 def test_an_error_comes_where_the_numbers_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,21 +78,17 @@ LOGITS = 2 * torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0))
 
 def drawn_by(model: str, noise: Noise, rows: Sequence[int] = (0, 1, 2)) -> Tensor:
     """Two draws of a model's sampler for some rows of its logits."""
-    logits = LOGITS[list(rows)]
-    if model == "infinity":
-        return torch.stack([draw_bits(logits.unflatten(-1, (-1, 2)), Sampling(), noise) for _ in range(2)], 1)
-    if model == "var":
-        limits = VARSampling(top_k=20)
-        return torch.stack([draw_tokens(truncate(logits, limits), noise) for _ in range(2)], 1)
-    if model == "var, smooth":
-        return torch.stack([gumbel_softmax(logits, 0.5, noise) for _ in range(2)], 1)
-    if model == "qwen3":
-        return torch.stack([draw_text_token(logits[:, 0], TextSampling(top_k=0), noise) for _ in range(2)], 1)
-    limits = TokenSampling(top_k=9, top_p=0.8 if model == "janus" else 1.0)
-    return torch.stack([draw_token(logits[:, 0], limits, noise) for _ in range(2)], 1)
+    return torch.stack([SAMPLERS[model](LOGITS[list(rows)], noise) for _ in range(2)], 1)
 
 
-SAMPLERS = ["infinity", "var", "var, smooth", "qwen3", "llamagen", "janus"]
+SAMPLERS: dict[str, Callable[[Tensor, Noise], Tensor]] = {
+    "infinity": lambda logits, noise: draw_bits(logits.unflatten(-1, (-1, 2)), Sampling(), noise),
+    "var": lambda logits, noise: draw_tokens(truncate(logits, VARSampling(top_k=20)), noise),
+    "var, smooth": lambda logits, noise: gumbel_softmax(logits, 0.5, noise),
+    "qwen3": lambda logits, noise: draw_text_token(logits[:, 0], TextSampling(top_k=0), noise),
+    "llamagen": lambda logits, noise: draw_token(logits[:, 0], TokenSampling(top_k=9), noise),
+    "janus": lambda logits, noise: draw_token(logits[:, 0], TokenSampling(top_k=9, top_p=0.8), noise),
+}
 
 
 @pytest.mark.parametrize("model", SAMPLERS)
@@ -123,12 +119,6 @@ def test_a_recorded_draw_has_new_numbers_at_each_repetition(model: str) -> None:
     assert repetitions.hold(make_noise("counter", 4, (0, 1, 2), CPU)) is held
     repeat()
     assert torch.equal(out, expected[1])
-
-
-def test_a_generation_by_counter_needs_no_thread() -> None:
-    noise = make_noise("counter", 3, range(8), CPU)
-    with draw_ahead(noise, 8, MIN_THREADED, 2, CPU) as same:
-        assert same is noise
 
 
 def test_a_model_without_a_program_draws_exponentials() -> None:

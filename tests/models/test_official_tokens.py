@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,13 +13,10 @@ from torch.nn import functional as F
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
-from kvbench.methods.headkv import HeadKV
-from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.models.janus.transformer import Janus
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.lumina.sampling import LuminaSampling
-from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.parts.image_prompts import forbid
 from kvbench.models.parts.sampling import TokenSampling, guide, truncate
@@ -212,8 +208,7 @@ def find_prompts(family: str, run: Run) -> list[str]:
     ]
 
 
-@plainly
-@pytest.mark.parametrize("more", [0, 3])
+@pytest.mark.parametrize(("more", "plain"), [(0, True), (3, False)], ids=["plain loop", "engine"])
 @pytest.mark.parametrize("family", OPEN)
 def test_unequal_prompts_are_drawn_as_alone(
     family: str, more: int, plain: bool, monkeypatch: pytest.MonkeyPatch
@@ -237,42 +232,20 @@ def test_unequal_prompts_are_drawn_as_alone(
         assert cache.ledger.peak_tokens == 3 * 4 * (max(lengths) + 15 - 3)
 
 
-@pytest.mark.parametrize("family", OPEN)
-def test_a_method_draws_the_same_of_a_prompt_in_any_batch(family: str) -> None:
-    run, found = OPEN[family](FIRST[family]), []
-    prompts = find_prompts(family, run)[:2]
-    room = max(map(run.count, prompts)) + 2
-    room = max(room, len(run.numbers.drop_condition(run.numbers.encode(prompts[0]))))
-    for chosen in ([0, 1], [0], [1]):
-        cache = open_cache(H2O(sinks=1), run.spec(room, run.settings.branches), "0.7")
-        given = [prompts[i] for i in chosen]
-        found.append(run.draw(given, room, cache, PromptNoise(0, chosen), replace(run.settings, top_k=0)))
-    assert torch.equal(found[0], torch.cat(found[1:]))
-
-
-RECTANGLES = [
-    ("janus", partial(janus.golden, "mha"), "decode.codes", "decode.rect_4x6_fp32", (2, 4, 6), 1e-4),
-    ("lumina", lumina.golden, "vq.codes_4x6", "vq.pixels", (1, 4, 6), 1e-5),
-    ("emu3", emu3.golden, "vq.codes", "vq.pixels", (2, 3, 5), 1e-4),
-]
-
-
-@pytest.mark.parametrize(("family", "golden", "codes", "pixels", "shape", "atol"), RECTANGLES)
-def test_a_rectangle_is_decoded_as_officially(
-    family: str,
-    golden: Callable[[], dict[str, Tensor]],
-    codes: str,
-    pixels: str,
-    shape: tuple[int, ...],
-    atol: float,
-) -> None:
-    tokenizer, expected = DECODERS[family](), golden()
-    entries = tokenizer.codes(expected[codes].reshape(shape))
-    if family == "janus":
-        close(entries, expected["decode.codebook_entry"], 1e-6)
-    images = tokenizer.decode(entries)
-    assert images.std() > 0.1
-    close(images, expected[pixels], atol)
+def test_a_rectangle_is_decoded_as_officially() -> None:
+    expected = {"janus": janus.golden("mha"), "lumina": lumina.golden(), "emu3": emu3.golden()}
+    for family, codes, pixels, shape, atol in (
+        ("janus", "decode.codes", "decode.rect_4x6_fp32", (2, 4, 6), 1e-4),
+        ("lumina", "vq.codes_4x6", "vq.pixels", (1, 4, 6), 1e-5),
+        ("emu3", "vq.codes", "vq.pixels", (2, 3, 5), 1e-4),
+    ):
+        tokenizer, known = DECODERS[family](), expected[family]
+        entries = tokenizer.codes(known[codes].reshape(shape))
+        if family == "janus":
+            close(entries, known["decode.codebook_entry"], 1e-6)
+        images = tokenizer.decode(entries)
+        assert images.std() > 0.1
+        close(images, known[pixels], atol)
 
 
 def test_head_embedding_and_guidance_of_janus_are_the_official_ones() -> None:
@@ -307,15 +280,13 @@ def test_rarer_models_give_the_official_logits(kind: str, plain: bool) -> None:
     close(torch.cat(found, 1), lumina.golden()[f"{kind}.logits"], 1e-5)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [SnapKV(branch_mode="mean"), H2O(branch_mode="conditional"), HeadKV(sinks=1, branch_mode="mean")],
-)
-def test_deciders_for_both_branches_are_refused(method: Method) -> None:
-    run, mode = open_lumina("greedy_cfg4"), method.branch_mode
-    message = rf"^method\.branch_mode={mode}: .*unequal length; use method\.branch_mode=per_row$"
-    with pytest.raises(ValueError, match=message):
-        prepared(method, run.spec(12, 2), "0.7")
+def test_deciders_for_both_branches_are_refused() -> None:
+    run = open_lumina("greedy_cfg4")
+    for method in (SnapKV(branch_mode="mean"), H2O(branch_mode="conditional")):
+        mode = method.branch_mode
+        message = rf"^method\.branch_mode={mode}: .*unequal length; use method\.branch_mode=per_row$"
+        with pytest.raises(ValueError, match=message):
+            prepared(method, run.spec(12, 2), "0.7")
     prepared(SnapKV(branch_mode="mean"), run.spec(12, 1), "0.7")
 
 

@@ -1,5 +1,6 @@
-"""LlamaGen's transformer, sampling and loop: equal to the official ones, run by run and on the engine."""
+"""LlamaGen's transformer, sampling, loop, tokenizer and captions: equal to the official ones, run by run."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,17 +16,31 @@ from kvbench.methods.full import Full
 from kvbench.models import noise as noise_module
 from kvbench.models import token_loop
 from kvbench.models.base import Cache, NotFinite
+from kvbench.models.files import official_files, parameters
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.llamagen.captions import clean_caption, clean_once
 from kvbench.models.llamagen.sampling import LlamaGenSampling
+from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.models.parts.sampling import TokenSampling, draw_token, guide, truncate
-from tests.support import drawing
-from tests.support.drawing import Recorded, Silence
+from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream
-from tests.support.reference_llamagen import CONFIGS, PlainCache, golden, meta, tokenizer, transformer
+from tests.support.reference_llamagen import (
+    CONFIGS,
+    FULL_VQ,
+    GOLDEN,
+    TINY_VQ,
+    PlainCache,
+    golden,
+    meta,
+    raw_state,
+    tokenizer,
+    transformer,
+)
 
-close = partial(drawing.close, atol=2e-4)
+near = partial(close, atol=2e-4)
 
 
 def sampling_of(run: str) -> LlamaGenSampling:
@@ -81,11 +96,11 @@ def test_conditions_give_tokens(kind: str, run: str, plain: bool, monkeypatch: p
     tokens = generate(model, kind, run, cache)
     assert torch.equal(tokens, expected[f"{run}.tokens"])
     raw = torch.cat((expected[f"{run}.logits_prefill_raw"][:, -1:], expected[f"{run}.logits_decode_raw"]), 1)
-    close(torch.stack(seen.logits, 1), raw)
+    near(torch.stack(seen.logits, 1), raw)
     guided = [guide(logits, sampling, token) for token, logits in enumerate(seen.logits)]
-    close(torch.stack(guided, 1), expected[f"{run}.logits_combined"])
+    near(torch.stack(guided, 1), expected[f"{run}.logits_combined"])
     codes = tokenizer().codes(tokens.unflatten(1, (6, 6)))
-    close(tokenizer().decode(codes), expected[f"{run}.img"])
+    near(tokenizer().decode(codes), expected[f"{run}.img"])
 
 
 @pytest.mark.parametrize("backends", [[SDPBackend.MATH], [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]])
@@ -103,7 +118,7 @@ def test_bfloat16_gives_official_tokens(backends: list[SDPBackend], monkeypatch:
     seen = Recorded(model, monkeypatch)
     with sdpa_kernel(backends):
         generate(model, "c2i", "greedy", engine(CONFIGS["c2i"], 2, dtype=torch.bfloat16))
-    close(torch.stack(seen.logits, 1), raw, atol=0.25)
+    near(torch.stack(seen.logits, 1), raw, atol=0.25)
     official = torch.stack(
         [guide(logits, sampling_of("c2i.greedy"), i) for i, logits in enumerate(raw.unbind(1))], 1
     )
@@ -136,7 +151,7 @@ def test_sampling_is_the_official_one(setting: int) -> None:
     sampling = LlamaGenSampling(cfg=1.0, **given)
     found = truncate(expected["logits"], sampling)
     assert torch.equal(found, expected[f"filtered.{setting}"])
-    close(found.softmax(-1), expected[f"probs.{setting}"], atol=1e-6)
+    near(found.softmax(-1), expected[f"probs.{setting}"], atol=1e-6)
     drawn = draw_token(expected["logits"], sampling, OneStream(seed, 3))
     assert torch.equal(drawn, expected[f"idx.{setting}"][:, 0])
 
@@ -166,3 +181,34 @@ def test_a_condition_has_no_keys_unless_they_are_kept() -> None:
     assert (table[:120] == 0).all()
     assert (kept[:120] == 1).all()
     assert torch.equal(kept[120:], table[120:])
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(TINY_VQ, "vq_tiny"), pytest.param(FULL_VQ, "vq_full", marks=pytest.mark.slow)]
+)
+def test_equals_the_official_tokenizer(config: VQConfig, name: str) -> None:
+    model, expected = tokenizer(config), golden(name)
+    latents = model.latents(expected["img_in"])
+    close(latents, expected["z"])
+    tokens = model.encode(latents)
+    assert torch.equal(tokens.flatten(), expected["indices"])
+    close(model.codes(tokens), expected["quant"])
+    height, width = (side // config.networks.patch for side in expected["code_img"].shape[2:])
+    close(model.decode(model.codes(expected["code"].unflatten(1, (height, width)))), expected["code_img"])
+
+
+def test_a_file_without_keys_of_an_attention_is_refused() -> None:
+    raw = raw_state("vq_16")
+    del raw["decoder.mid.1.k.weight"]
+    model = parameters.build_on_meta(lambda: VQ(FULL_VQ))
+    with pytest.raises(WeightsError, match=r"missing decoder\.mid\.attn_1\.qkv\.weight"):
+        parameters.check(official_files.clean_vqgan(raw), model, "tokenizer")
+
+
+def test_captions_become_the_official_ones() -> None:
+    pytest.importorskip("ftfy")
+    for case in json.loads((GOLDEN / "captions.json").read_text()):
+        assert clean_once(case["inp"]) == case["once"]
+        assert clean_caption(case["inp"]) == case["out"]
+    for caption in ("", "  ", "<b></b>", "@someone #12"):
+        assert clean_caption(caption) == ""
