@@ -88,13 +88,14 @@ def test_queries_as_projected_are_told(config: DecoderConfig) -> None:
     torch.testing.assert_close(plain, expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "side", "head_dim", "before"),
-    [("tiny_c2i", 6, 16, 1), ("hd64_16", 16, 64, 1), ("hd100_5", 5, 100, 2)],
-)
-def test_rotations_are_the_official_ones(name: str, side: int, head_dim: int, before: int) -> None:
-    found = rotate_grid((side, side), head_dim, 10000.0, before)
-    torch.testing.assert_close(torch.view_as_real(found), golden("rope")[f"{name}.freqs"], atol=1e-6, rtol=0)
+def test_rotations_are_the_official_ones() -> None:
+    for name, side, head_dim, before in (
+        ("tiny_c2i", 6, 16, 1),
+        ("hd64_16", 16, 64, 1),
+        ("hd100_5", 5, 100, 2),
+    ):
+        found = torch.view_as_real(rotate_grid((side, side), head_dim, 10000.0, before))
+        torch.testing.assert_close(found, golden("rope")[f"{name}.freqs"], atol=1e-6, rtol=0)
 
 
 def test_norms_round_before_they_are_weighted() -> None:

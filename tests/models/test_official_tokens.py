@@ -32,21 +32,13 @@ from tests.support.reference_llamagen import PlainCache
 
 TOKENS = 4 * 7
 """Of an image with newlines; official runs go on after it."""
-plainly = pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
 
 
 @dataclass
 class Run:
-    """A reference run drawn again.
+    """A reference run drawn again: its settings and tensors, and prompts that are token numbers.
 
-    Attributes:
-        given: settings of the reference run.
-        expected: its tensors, by name without the run's.
-        model: the language model.
-        numbers: tokenizer of prompts that are token numbers.
-        prompts: one for each image.
-        settings: sampling of the run, of whose top-k a greedy run takes the likeliest.
-        forbidden: codes that a token cannot be.
+    A greedy run takes the likeliest of what its sampling leaves; `forbidden` has the codes that a token cannot be.
     """
 
     given: dict[str, Any]
@@ -102,10 +94,8 @@ def open_lumina(run: str) -> Run:
 
 def open_emu3(run: str) -> Run:
     given, numbers = emu3.meta()["cases"][run], emu3.read_numbers()
-    settings, prompts = (
-        TokenSampling(given["cfg"], top_k=given["top_k"]),
-        [emu3.prompt_of()] * given["prompts"],
-    )
+    settings = TokenSampling(given["cfg"], top_k=given["top_k"])
+    prompts = [emu3.prompt_of()] * given["prompts"]
     given = {**given, "mode": "greedy" if given["seed"] is None else "sampled"}
     forbidden = forbid_words(numbers, emu3.CONFIG.vocabulary)
     tensors = own_tensors(emu3.golden(), run)
@@ -163,20 +153,17 @@ def compare_emu3(run: Run, seen: Recorded, guided: list[Tensor]) -> Pairs:
 COMPARE = {"janus": compare_janus, "lumina": compare_lumina, "emu3": compare_emu3}
 
 
-@plainly
 @pytest.mark.parametrize(
     ("family", "case"), [(family, case) for family, cases in CASES.items() for case in cases]
 )
-def test_prompts_give_the_official_tokens(
-    family: str, case: str, plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_give_the_official_tokens(family: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = OPEN[family](case)
     seen, count, greedy = Recorded(run.model, monkeypatch), len(run.prompts), run.given["mode"] == "greedy"
     sampling = replace(run.settings, top_k=1) if greedy else run.settings
     room = run.count(run.prompts[0])
     if family == "emu3":
         room = max(room, len(run.numbers.drop_condition([])) * (sampling.branches > 1)) + 2
-    cache = PlainCache() if plain else open_cache(Full(), run.spec(room, sampling.branches))
+    cache = open_cache(Full(), run.spec(room, sampling.branches))
     noise = Silence(count) if greedy else OneStream(run.given["seed"], count)
     tokens = run.draw(run.prompts, room, cache, noise, sampling)
     official = run.expected["tokens"].view(count, -1)[:, len(run.given.get("forced", ())) :]
@@ -200,27 +187,21 @@ def find_prompts(family: str, run: Run) -> list[str]:
     """A short prompt, the one of the run, and a long one."""
     if family == "janus":
         return [janus.prompt_of("mha", name) for name in ("greedy_long", "greedy_cfg5")]
-    words, own = run.prompts[0].split(), run.count(run.prompts[0])
-    return [
-        " ".join(words[:2] + words[own - 4 :]),
-        run.prompts[0],
-        " ".join(words[:5] * 2 + words[own - 4 :]),
-    ]
+    words = run.prompts[0].split()
+    end = words[run.count(run.prompts[0]) - 4 :]
+    return [" ".join(words[:2] + end), run.prompts[0], " ".join(words[:5] * 2 + end)]
 
 
-@pytest.mark.parametrize(("more", "plain"), [(0, True), (3, False)], ids=["plain loop", "engine"])
 @pytest.mark.parametrize("family", OPEN)
-def test_unequal_prompts_are_drawn_as_alone(
-    family: str, more: int, plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unequal_prompts_are_drawn_as_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = OPEN[family](FIRST[family])
     seen, sampling = Recorded(run.model, monkeypatch), replace(run.settings, top_k=1)
     prompts, branches = find_prompts(family, run), sampling.branches
     lengths = [run.count(prompt) for prompt in prompts]
     dropped = [len(run.numbers.drop_condition(run.numbers.encode(prompt))) for prompt in prompts]
     assert len(set(lengths)) == len(prompts)
-    room = max(*lengths, *dropped) + more
-    cache = PlainCache() if plain else open_cache(Full(), run.spec(room, branches))
+    room = max(*lengths, *dropped) + 3
+    cache = open_cache(Full(), run.spec(room, branches))
     tokens = run.draw(prompts, room, cache, Silence(len(prompts)), sampling)
     together = torch.stack(seen.logits)
     for index, prompt in enumerate(prompts):
@@ -228,7 +209,7 @@ def test_unequal_prompts_are_drawn_as_alone(
         alone = run.draw([prompt], max(lengths[index], dropped[index]), PlainCache(), Silence(), sampling)
         assert torch.equal(alone[0], tokens[index])
         close(together[:, index :: len(prompts)], torch.stack(seen.logits))
-    if not plain and family == "janus":  # the last row is never held
+    if family == "janus":  # the last row is never held
         assert cache.ledger.peak_tokens == 3 * 4 * (max(lengths) + 15 - 3)
 
 
@@ -262,13 +243,12 @@ def test_head_embedding_and_guidance_of_janus_are_the_official_ones() -> None:
         assert half.logits(torch.zeros(1, 64, dtype=torch.bfloat16)).dtype == dtype
 
 
-@plainly
 @pytest.mark.parametrize("kind", ["mp2_gqa", "swin"])
-def test_rarer_models_give_the_official_logits(kind: str, plain: bool) -> None:
+def test_rarer_models_give_the_official_logits(kind: str) -> None:
     model, config = lumina.language_model(kind), lumina.CONFIGS[kind]
     ids, found = lumina.golden()[f"{kind}.ids"], []
     segments = next_token(4, [3, 2])
-    cache = PlainCache() if plain else open_cache(Full(), config.describe("rare", segments, 1))
+    cache = open_cache(Full(), config.describe("rare", segments, 1))
     cache.reset(len(ids))
     rotation = model.rotations(9)
     for segment in segments:

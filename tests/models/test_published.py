@@ -28,33 +28,28 @@ class Published(NamedTuple):
     parameters: float  # of transformer and tokenizer, in millions
     shape: tuple[int, int, int, int]  # layers, KV heads, channels of a head, branches
     lengths: tuple[int, int, int, int]  # tokens of the first, second and last segment, and of all
-    sources: set[str]  # repository and file of each
     half: torch.dtype = BF16
 
 
 def var(depth: int, parameters: float, *lengths: int) -> Published:
-    files = {f"FoundationVision/var {name}.pth" for name in (f"var_d{depth}", "vae_ch160v4096z32")}
     keys = ("var", f"var_d{depth}", "vae_ch160v4096z32")
-    return Published(keys, parameters + 108.948355, (depth, depth, 64, 2), (1, 4, *lengths), files, FP16)
+    return Published(keys, parameters + 108.948355, (depth, depth, 64, 2), (1, 4, *lengths), FP16)
 
 
 def llamagen(size: str, layers: int, heads: int, head_dim: int, parameters: float) -> Published:
-    files = {f"FoundationVision/LlamaGen {name}" for name in (f"c2i_{size}_384.pt", "vq_ds16_c2i.pt")}
     shape, keys = (layers, heads, head_dim, 2), ("llamagen", f"c2i_{size}", "vq_16")
-    return Published(keys, parameters + 71.883403, shape, (1, 24, 23, 576), files)
+    return Published(keys, parameters + 71.883403, shape, (1, 24, 23, 576))
 
 
-def captions(stage: str, side: int) -> Published:
-    files = {f"peizesun/llamagen_t2i {name}" for name in (f"t2i_XL_stage{stage}.pt", "vq_ds16_t2i.pt")}
+def captions(side: int) -> Published:
     lengths = (120, side, side - 1, 119 + side * side)
     # No caption is among the weights.
     parameters = 777.678080 + 0.120 * 2.048 + 71.883403
     keys = ("llamagen", "t2i_XL", "vq_16")
-    return Published(keys, parameters, (36, 20, 64, 2), lengths, files | {"google/flan-t5-xl None"})
+    return Published(keys, parameters, (36, 20, 64, 2), lengths)
 
 
-def janus(size: str, layers: int, heads: int, file: str | None) -> Published:
-    repo = f"deepseek-ai/Janus-Pro-{size.upper()}"
+def janus(size: str, layers: int, heads: int) -> Published:
     keys = read_published("janus")[f"pro_{size}"]["keys"]
     used = [
         key
@@ -62,17 +57,15 @@ def janus(size: str, layers: int, heads: int, file: str | None) -> Published:
         if key.startswith(("language_model.model.", "gen_")) and "codebook_used" not in key
     ]
     parameters = sum(torch.Size(keys[key][0]).numel() for key in used) / 1e6
-    shape, files = (layers, heads, 128, 2), {f"{repo} {file}", f"{repo} tokenizer.json"}
-    return Published(("janus", f"pro_{size}"), parameters, shape, (64, 24, 23, 639), files)
+    return Published(("janus", f"pro_{size}"), parameters, (layers, heads, 128, 2), (64, 24, 23, 639))
 
 
 def lumina(pixels: int) -> Published:
-    repo, side, sizes = f"Alpha-VLLM/Lumina-mGPT-7B-{pixels}", pixels // 16, read_published("lumina")
-    files = {f"{repo} None", f"{repo} tokenizer.json", "None vqgan.ckpt"}
+    side, sizes = pixels // 16, read_published("lumina")
     more = 32 * 4 * 31 * 128  # every head has its own norm here, where the file has one for all
     parameters = (sizes["language"]["parameters"] + sizes["tokenizer"]["parameters"] + more) / 1e6
     lengths, keys = (64, side + 1, side, 63 + side * (side + 1)), ("lumina", "language", "tokenizer")
-    return Published(keys, parameters, (32, 32, 128, 2), lengths, files)
+    return Published(keys, parameters, (32, 32, 128, 2), lengths)
 
 
 def emu3() -> Published:
@@ -81,19 +74,16 @@ def emu3() -> Published:
     for name, (shape, _) in keys.items():
         drawing = not re.search(r"vqmodel\.(encoder|quant_conv)\.|running_|num_batches", name)
         count += drawing * torch.Size(shape).numel() // (shape[2] if len(shape) == 5 else 1)
-    files = {"BAAI/Emu3-Gen-hf None", "BAAI/Emu3-Gen-hf tokenizer.json"}
-    return Published(("emu3", "gen"), count / 1e6, (32, 8, 128, 2), (128, 91, 90, 8317), files)
+    return Published(("emu3", "gen"), count / 1e6, (32, 8, 128, 2), (128, 91, 90, 8317))
 
 
-def qwen3(size: str, layers: int, parameters: float) -> Published:
-    files = {f"Qwen/Qwen3-{size.upper()} None"}
-    return Published(("qwen3",), parameters, (layers, 8, 128, 1), (512, 128, 127, 33279), files)
+def qwen3(layers: int, parameters: float) -> Published:
+    return Published(("qwen3",), parameters, (layers, 8, 128, 1), (512, 128, 127, 33279))
 
 
-def infinity(size: str, parameters: float, depth: int, heads: int, *files: str) -> Published:
-    sources = {*(f"FoundationVision/Infinity {file}" for file in files), "google/flan-t5-xl None"}
+def infinity(size: str, parameters: float, depth: int, heads: int) -> Published:
     keys = ("infinity", f"state_dict_{size}.transformer", f"state_dict_{size}.vae")
-    return Published(keys, parameters, (depth, heads, 128, 2), (1, 4, 4096, 10521), sources)
+    return Published(keys, parameters, (depth, heads, 128, 2), (1, 4, 4096, 10521))
 
 
 PUBLISHED = {
@@ -107,21 +97,19 @@ PUBLISHED = {
     "llamagen_xl": llamagen("XL", 36, 20, 64, 774.699520),
     "llamagen_xxl": llamagen("XXL", 48, 24, 64, 1410.972672),
     "llamagen_3b": llamagen("3B", 24, 32, 100, 3096.659200),
-    "llamagen_xl_t2i": captions("1_256", 16),
-    "llamagen_xl_t2i_512": captions("2_512", 32),
-    "janus_pro_1b": janus("1b", 24, 16, "pytorch_model.bin"),
-    "janus_pro_7b": janus("7b", 30, 32, None),
+    "llamagen_xl_t2i": captions(16),
+    "llamagen_xl_t2i_512": captions(32),
+    "janus_pro_1b": janus("1b", 24, 16),
+    "janus_pro_7b": janus("7b", 30, 32),
     "lumina_mgpt_7b_512": lumina(512),
     "lumina_mgpt_7b_768": lumina(768),
     "lumina_mgpt_7b_1024": lumina(1024),
     "emu3_gen": emu3(),
-    "qwen3_4b": qwen3("4b", 36, 4022.468096),
-    "qwen3_8b": qwen3("8b", 36, 8190.735360),
-    "qwen3_32b": qwen3("32b", 64, 32762.123264),
-    "infinity_2b": infinity("2b", 2314.682083, 32, 16, "infinity_2b_reg.pth", "infinity_vae_d32reg.pth"),
-    "infinity_8b": infinity(
-        "8b", 8457.416033, 40, 28, "infinity_8b_weights", "infinity_vae_d56_f8_14_patchify.pth"
-    ),
+    "qwen3_4b": qwen3(36, 4022.468096),
+    "qwen3_8b": qwen3(36, 8190.735360),
+    "qwen3_32b": qwen3(64, 32762.123264),
+    "infinity_2b": infinity("2b", 2314.682083, 32, 16),
+    "infinity_8b": infinity("8b", 8457.416033, 40, 28),
 }
 
 ONE_OF_EACH_FAMILY = (
@@ -155,7 +143,6 @@ def test_published_shapes(name: str) -> None:
     assert (lengths[0], lengths[1], lengths[-1], spec.ends[-1]) == known.lengths
     assert spec.logit_scale == (spec.head_dim**-0.5 if spec.family == "next-token" else 1)
     assert spec.equal_branches != name.startswith(("lumina", "emu3"))
-    assert {f"{source.repo} {source.file}" for source in one.sources.values()} == known.sources
     assert (one.compute_dtype("cpu"), one.compute_dtype("cuda:1")) == (torch.float32, known.half)
     if name.startswith("qwen3"):
         assert Budget.parse(1024, spec).per_head == 1024

@@ -16,7 +16,6 @@ from benchmarks.support.tape import Tape
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.engine.recording.graphs import GraphRecorder
-from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.shared.base import Method
@@ -149,21 +148,6 @@ def test_after_memory_ran_out_one_batch_size_is_recorded_at_a_time() -> None:
     draw(recorded, 1, 7)
     assert tape.cleared == cleared + 1
     assert tape.recorded == 2 * len(SIDES)
-
-
-def test_what_is_held_stays_where_it_is() -> None:
-    again = Repetitions(Tape(), lambda: lambda: None)
-    first = (torch.tensor([1.0]), (torch.tensor([2]), None))
-    assert again.hold(first) is first
-    assert again.by_launches
-    place = first[0].data_ptr()
-    held = again.hold((torch.tensor([3.0]), (torch.tensor([4]), None)))
-    assert held is first
-    assert not again.by_launches
-    assert held[0].data_ptr() == place
-    assert (held[0].item(), held[1][0].item()) == (3, 4)
-    other = (torch.tensor([1.0, 5.0]), (torch.tensor([2]), None))
-    assert again.hold(other) is other
 
 
 METHODS = methods_for("next-scale")

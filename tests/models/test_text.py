@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.models.base import TextFeatures
 from kvbench.models.infinity.positive_prompt import FACES_SUFFIX, add_positive_prompt
-from kvbench.models.parts.text import HashedText, T5Encoder
+from kvbench.models.parts.text import T5Encoder
 
 transformers = pytest.importorskip("transformers")
 
@@ -68,13 +68,6 @@ def test_a_prompt_too_long_is_cut_and_ends_all_the_same(folder: Path) -> None:
     found = short.encode(["a red cat and two dogs on the left", "a red"])
     assert found.lengths == (5, 3)
     torch.testing.assert_close(rows(found)[0], short.encode(["a red cat and"]).values)
-
-
-def test_stand_ins_are_cut_too() -> None:
-    found = HashedText(4, "cpu", longest=3).encode(["a red cat", "a"])
-    assert found.lengths == (3, 2)
-    assert torch.equal(found.values[2], found.values[4])  # the end
-    assert HashedText(4, "cpu").encode(["a red cat"]).lengths == (4,)
 
 
 def test_half_precision_is_close_and_returned_in_float32(folder: Path) -> None:

@@ -87,19 +87,6 @@ def test_recorded_steps_draw_alike(method: Method, chunk: int | None, kind: Kind
         assert (tape.recorded, tape.repeated) == (1, (generation + 1) * steps - 1)
 
 
-def test_a_generation_leaves_other_noise_by_counter_alone() -> None:
-    """Recordings read a copy, to whose places the next generation's noise is written."""
-    cache = open_image_cache(Full(), Tape())
-    noises = [make_noise("counter", seed, (0, 1), "cpu") for seed in (3, 4)]
-    keys = [noise.keys.clone() for noise in noises]
-    with torch.inference_mode():
-        condition = transformer().cls_embedding(torch.tensor((1, 4)), guided=True)
-    for noise in noises:
-        draw_tokens(transformer(), condition, cache.spec.segments, cache, noise, ImageHead(SAMPLING))
-    assert [noise.keys.tolist() for noise in noises] == [own.tolist() for own in keys]
-    assert [noise.step.tolist() for noise in noises] == [[16], [16]]
-
-
 EVEN = torch.arange(CONFIG.vocabulary) % 2 == 0
 RECORDED: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any], int | None, int]] = {
     "a smaller batch": (((1, 4, 2), (3,), (0, 2, 1), (4,)), {}, None, 2),

@@ -2,9 +2,11 @@
 
 import json
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -34,8 +36,18 @@ class OneStream:
         self.generator, self._prompts = torch.Generator().manual_seed(seed), prompts
 
     def draw(self, count: int) -> Tensor:
-        return (
-            torch.empty(self._prompts * count)
-            .exponential_(generator=self.generator)
-            .view(self._prompts, count)
-        )
+        drawn = torch.empty(self._prompts * count).exponential_(generator=self.generator)
+        return drawn.view(self._prompts, count)
+
+
+def note_results(patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[Tensor]:
+    """Fills, while the patch lasts, with what a module's function returns."""
+    results: list[Tensor] = []
+    inner = getattr(module, name)
+
+    def noted(*arguments: object) -> Tensor:
+        results.append(inner(*arguments))
+        return results[-1]
+
+    patch.setattr(module, name, noted)
+    return results

@@ -16,7 +16,7 @@ from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.positive_prompt import FACES_SUFFIX
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.noise import Noise, PromptNoise
-from tests.support.reference import OneStream, packed
+from tests.support.reference import OneStream, note_results, packed
 from tests.support.reference_infinity import read_shape
 from tests.support.small_models import configured, full
 
@@ -43,9 +43,7 @@ def test_a_ratio_in_the_settings_equals_the_official_program(monkeypatch: pytest
     assert not model._tokenizer.load_state_dict(decoder, strict=False).unexpected_keys
     features = TextFeatures(expected["in.kv_compact"], tuple(expected["in.lens"].tolist()))
     model._text = SimpleNamespace(encode=lambda _: features)
-    seen: list[Tensor] = []
-    inner = loop.compute_logits
-    monkeypatch.setattr(loop, "compute_logits", lambda *given: seen.append(inner(*given)) or seen[-1])
+    seen = note_results(monkeypatch, loop, "compute_logits")
     found = images(model, ["as given"], OneStream(meta["seed"], 1))
     for i, logits in enumerate(seen):
         torch.testing.assert_close(logits, expected[f"s{i}.logits"], atol=2e-4, rtol=0)

@@ -21,7 +21,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.parts import cross_attention
 from kvbench.models.parts.cross_attention import TextKeys
 from tests.support.engine import open_cache
-from tests.support.reference import OneStream, packed
+from tests.support.reference import OneStream, note_results, packed
 from tests.support.reference_infinity import read_shape
 from tests.support.reference_llamagen import PlainCache
 
@@ -34,32 +34,6 @@ def transformer(name: str, grid: tuple[int, int] = (6, 6)) -> tuple[Infinity, BS
     model = Infinity(config)
     model.load_state_dict(packed(f"{name}.weights")[0])
     return model.eval(), vae
-
-
-class Watched(NamedTuple):
-    """What the loop computed, scale by scale."""
-
-    logits: list[Tensor]
-    bits: list[Tensor]
-
-
-def watch(patch: pytest.MonkeyPatch) -> Watched:
-    """Records every scale's logits and drawn bits."""
-    seen = Watched([], [])
-    for name, record in (("compute_logits", seen.logits), ("draw_bits", seen.bits)):
-        inner = getattr(generation, name)
-
-        def wrapped(*arguments: Any, inner: Any = inner, record: list[Tensor] = record) -> Tensor:
-            record.append(inner(*arguments))
-            return record[-1]
-
-        patch.setattr(generation, name, wrapped)
-    return seen
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return watch(monkeypatch)
 
 
 class Forced(NamedTuple):
@@ -111,9 +85,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "case"), CASES)
-def test_equals_the_official_program(model: str, case: str, watched: Watched) -> None:
+def test_equals_the_official_program(model: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, seen = (note_results(monkeypatch, generation, name) for name in ("draw_bits", "compute_logits"))
     expected, summed, vae = rerun(model, case)
-    for i, (logits, bits) in enumerate(zip(watched.logits, watched.bits, strict=True)):
+    for i, (logits, bits) in enumerate(zip(seen, drawn, strict=True)):
         torch.testing.assert_close(logits, expected[f"s{i}.logits"], atol=2e-4, rtol=0)
         assert torch.equal(bits.byte(), expected[f"s{i}.sampled_bits"]), f"bits of scale {i}"
         if f"s{i}.filtered_prob1" in expected:
@@ -126,23 +101,24 @@ def test_equals_the_official_program(model: str, case: str, watched: Watched) ->
     assert (image.int() - expected["image_u8_bgr"].int()).abs().max() <= 1
 
 
-def test_text_attention_in_bf16_rounds_officially(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_attention_in_bf16_rounds_officially(monkeypatch: pytest.MonkeyPatch) -> None:
     def project(*given: Any) -> TextKeys:
         return TextKeys(*(part.bfloat16() for part in inner(*given)))
 
-    inner = cross_attention.project_text
+    seen, inner = note_results(monkeypatch, generation, "compute_logits"), cross_attention.project_text
     monkeypatch.setattr(cross_attention, "project_text", project)
     expected, _, _ = rerun("ar_2b", "ca_bf16_forced", rounding="text")
-    for i, logits in enumerate(watched.logits):
+    for i, logits in enumerate(seen):
         torch.testing.assert_close(logits, expected[f"s{i}.logits"], atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("engine", [False, True])
-def test_bf16_blocks_follow_the_official_rounding(engine: bool, watched: Watched) -> None:
+def test_bf16_blocks_follow_the_official_rounding(engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = note_results(monkeypatch, generation, "compute_logits")
     expected, _, _ = rerun("ar_2b", "amp_bf16_forced", rounding="all", engine=engine)
     # torch's attention in bf16 rounds its float32 sums by the CPU's vectors: those of AVX2 differ from those that made
     # the tensors from the third scale on, where one bit of bf16 changes a logit by up to a quarter.
-    for i, logits in enumerate(watched.logits):
+    for i, logits in enumerate(seen):
         same = i < (1 if engine else 2)
         torch.testing.assert_close(logits, expected[f"s{i}.logits"], atol=1e-3 if same else 0.35, rtol=0)
 
@@ -174,7 +150,7 @@ def test_a_pass_equals_steps(model: str, seed: int, later: list[tuple[int, int]]
         for h, w in sizes
     ]
     with pytest.MonkeyPatch.context() as patched:
-        stepped = watch(patched).logits
+        stepped = note_results(patched, generation, "compute_logits")
         noise = PromptNoise(0, range(len(lengths)))
         draw_bit_scales(net, Forced(vae, forced), text, segments, grow(), noise, Sampling(cfg=1.0))
     grid = (sizes[-1][0] * patch, sizes[-1][1] * patch)

@@ -32,7 +32,6 @@ from tests.support.reference_llamagen import (
     FULL_VQ,
     GOLDEN,
     TINY_VQ,
-    PlainCache,
     golden,
     meta,
     raw_state,
@@ -87,13 +86,11 @@ def draw(
     ).tokens
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
 @pytest.mark.parametrize(("kind", "run"), [name.split(".") for name in meta()["runs"] if "bf16" not in name])
-def test_conditions_give_tokens(kind: str, run: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conditions_give_tokens(kind: str, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, expected, sampling = transformer(kind), golden(kind), sampling_of(f"{kind}.{run}")
     seen = Recorded(model, monkeypatch)
-    cache = PlainCache() if plain else engine(CONFIGS[kind], sampling.branches)
-    tokens = generate(model, kind, run, cache)
+    tokens = generate(model, kind, run, engine(CONFIGS[kind], sampling.branches))
     assert torch.equal(tokens, expected[f"{run}.tokens"])
     raw = torch.cat((expected[f"{run}.logits_prefill_raw"][:, -1:], expected[f"{run}.logits_decode_raw"]), 1)
     near(torch.stack(seen.logits, 1), raw)
