@@ -24,20 +24,12 @@ def test_problems_of_notes_ask_for_four_of_them() -> None:
         assert len(problem.text.split()) == 47
 
 
-def test_a_longer_set_begins_with_the_shorter_one_and_another_seed_differs() -> None:
-    few, more, others = MathTiny(count=5), MathTiny(count=9), MathTiny(count=5, seed=1)
-    assert more.load()[:5] == few.load()
-    assert not {problem.text for problem in others.load()} & {problem.text for problem in more.load()}
-
-
-def test_every_problem_may_be_asked_several_times() -> None:
-    problems = MathTiny(count=3, per_prompt=2).load()
-    assert [problem.meta["prompt_index"] for problem in problems] == [0, 0, 1, 1, 2, 2]
-    assert [problem.text for problem in problems[::2]] == [problem.text for problem in problems[1::2]]
-
-
-def test_problems_to_calibrate_on_are_not_evaluated() -> None:
-    problems = MathTiny(count=6)
-    others = problems.load_others(4, 3)
+def test_sets_begin_alike_repeat_problems_and_are_calibrated_on_others() -> None:
+    few, more, seeded = MathTiny(count=5), MathTiny(count=9, per_prompt=2).load(), MathTiny(count=5, seed=1)
+    assert [problem.text for problem in more[:10:2]] == [problem.text for problem in few.load()]
+    assert [problem.text for problem in more[::2]] == [problem.text for problem in more[1::2]]
+    assert [problem.meta["prompt_index"] for problem in more] == [number // 2 for number in range(18)]
+    others = few.load_others(4, 3)
     assert [problem.index for problem in others] == [0, 1, 2, 3]
-    assert not {problem.text for problem in others} & {problem.text for problem in problems.load()}
+    known = {problem.text for problem in more}
+    assert not {problem.text for problem in (*seeded.load(), *others)} & known

@@ -36,7 +36,6 @@ def lay(prompt: Prompt) -> tuple[str, str]:
     [
         Passkey(count=5),
         Passkey(count=2, context=20000),
-        PlantedFacts(count=4),
         PlantedFacts(count=4, context=2048, facts=8, times=3),
         PlantedFacts(count=4, context=4096, gaps=(0, 3500), domain="novels"),
     ],
@@ -74,6 +73,8 @@ def test_gap_is_the_text_between_the_asked_fact_and_the_question() -> None:
         stated = [part.text for part in parts[:-2] if part.tokens is None]
         assert len(stated) == 5 + 2 + 1
         assert sum("access code" in text for text in stated) == 2 + 2
+        starts = [part.text[:200] for part in parts if part.tokens is not None]
+        assert len(set(starts)) == len(starts)
     assert [prompt.meta["gap"] for prompt in PlantedFacts(count=5).load()] == [64, 256, 512, 768, 64]
 
 
@@ -83,12 +84,6 @@ def test_a_question_asked_after_begins_a_segment_at_one_place() -> None:
         assert len({text.cuts for text in texts}) == 1
         [cut] = texts[0].cuts
         assert 1000 < cut < texts[0].given == 1024
-
-
-def test_a_text_is_in_a_context_once() -> None:
-    for prompt in PlantedFacts(count=3, context=2048, facts=8, distractors=3).load():
-        starts = [part.text[:200] for part in prompt.reading.parts if part.tokens is not None]
-        assert len(set(starts)) == len(starts)
 
 
 def test_calibration_questions_are_others_in_other_texts() -> None:
@@ -105,9 +100,10 @@ def test_calibration_questions_are_others_in_other_texts() -> None:
 
 
 def test_own_text_surrounds_statements(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("apples and pears " * 800, encoding="utf-8")
-    [prompt] = Passkey(count=1, path=str(tmp_path / "a.txt")).load()
+    path = tmp_path / "a.txt"
+    path.write_text("apples and pears " * 800)
+    [prompt] = Passkey(count=1, path=str(path)).load()
     assert lay(prompt)[0].startswith("apples and pears")
-    (tmp_path / "b.txt").write_text("short", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"prompts\.path=.*b\.txt: text 1 has only 5 characters"):
-        Passkey(path=str(tmp_path / "b.txt")).load()
+    path.write_text("short")
+    with pytest.raises(ConfigError, match=r"prompts\.path=.*a\.txt: text 1 has only 5 characters"):
+        Passkey(path=str(path)).load()

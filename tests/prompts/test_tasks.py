@@ -71,27 +71,20 @@ def answer(text: str) -> str:
     )
 
 
-@pytest.mark.parametrize("length", [512, 4096])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_program_that_sees_all_is_right_and_one_that_sees_none_is_wrong(
-    kind: str, length: int, tmp_path: Path
-) -> None:
-    for name in TOKENIZERS:
+def test_a_program_that_sees_all_is_right_and_one_that_sees_none_is_wrong(kind: str, tmp_path: Path) -> None:
+    for name, length in (("pieces", 512), ("threes", 4096)):
         prompts = fitted(replace(KINDS[kind], length=length), name)
-        for seen, right in (
-            (lambda text: text, 1.0),
-            (lambda text: "\n\n" + text.rpartition("\n\n")[2], 0.0),
-        ):
-            folder = tmp_path / f"{name} {right}"
-            texts = make(folder, [answer(seen(one.text)) for one in prompts], [one.meta for one in prompts])
+        for sees, right in ((True, 1.0), (False, 0.0)):
+            seen = [one.text if sees else "\n\n" + one.text.rpartition("\n\n")[2] for one in prompts]
+            texts = make(tmp_path / f"{name} {sees}", list(map(answer, seen)), [one.meta for one in prompts])
             for evaluator in (StringMatchAll(), StringMatchPart()):
                 assert only(evaluator, texts).scores[evaluator.name].value == right
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_has_its_length_and_one_more_word_would_be_too_much(kind: str, name: str) -> None:
-    for length in (400, 16384, *[65536] * (name == "words" and kind in LONG)):
+def test_a_prompt_has_its_length_and_one_more_word_would_be_too_much(kind: str) -> None:
+    for name, length in (("pieces", 400), ("threes", 4096), *[("words", 65536)] * (kind in LONG)):
         source = replace(KINDS[kind], length=length, count=1)
         [prompt], [longer] = fitted(source, name), fitted(replace(source, length=length + 40), name)
         tokens = len(TOKENIZERS[name](prompt.text))
@@ -168,15 +161,9 @@ def test_prompts_whose_own_outputs_are_read_are_fitted_as_they_are_answered() ->
 def test_files_of_rulers_form_are_read(tmp_path: Path) -> None:
     path = tmp_path / "validation.jsonl"
     older = {"index": 0, "input": "Where is Ida? Ida is in", "outputs": ["Oslo"], "length": 9}
-    newer = older | {
-        "input": "Who runs? ",
-        "outputs": ["Bo", "Cy"],
-        "length": 7,
-        "answer_prefix": "Those are",
-    }
+    newer = older | {"input": "Who runs? ", "outputs": ["Bo", "Cy"], "answer_prefix": "Those are"}
     path.write_text("".join(json.dumps(line) + "\n" for line in (older, newer)), encoding="utf-8")
     prompts = RulerFile(str(path)).load()
     assert [prompt.text for prompt in prompts] == ["Where is Ida? Ida is in", "Who runs? Those are"]
     assert [prompt.meta["outputs"] for prompt in prompts] == [["Oslo"], ["Bo", "Cy"]]
-    assert [prompt.meta["length"] for prompt in prompts] == [9, 7]
-    assert [prompt.text for prompt in RulerFile(str(path), count=1).load()] == [older["input"]]
+    assert [prompt.meta["length"] for prompt in prompts] == [9, 9]

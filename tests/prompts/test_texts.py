@@ -1,7 +1,6 @@
 """Texts to read: those that ship, and the user's own."""
 
 import json
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,17 @@ from kvbench.prompts.texts import Texts
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_texts_that_ship_are_long_enough_and_named_with_a_licence(domain: str) -> None:
-    evaluated, others = read_shipped(domain, "evaluation"), read_shipped(domain, "calibration")
-    assert len(evaluated) >= 10
-    assert len(others) >= 10
-    # SmolLM2 has 2.8 characters in a token of code, and more of prose.
-    assert all(len(text) >= 2.8 * 2100 for text, _ in (*evaluated, *others))
-    assert all(meta["source"] for _, meta in (*evaluated, *others))
-    readme = (files("kvbench") / "assets" / "texts" / "README.md").read_text(encoding="utf-8")
-    assert f"| `{domain}` | {len(evaluated)} " in readme
-
-
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_calibration_texts_share_no_paragraph_with_evaluated_ones(domain: str) -> None:
-    """Of more than 200 characters: headings and short answers may recur."""
-    parts = [
-        {block for text, _ in read_shipped(domain, part) for block in text.split("\n\n") if len(block) > 200}
-        for part in ("evaluation", "calibration")
-    ]
-    assert parts[0]
-    assert not parts[0] & parts[1]
+def test_texts_that_ship_are_long_enough_and_calibrations_have_others(domain: str) -> None:
+    """A paragraph of more than 200 characters is in one of the parts; headings and short answers may recur."""
+    paragraphs = []
+    for part in ("evaluation", "calibration"):
+        texts = read_shipped(domain, part)
+        assert len(texts) >= 10
+        # SmolLM2 has 2.8 characters in a token of code, and more of prose.
+        assert all(len(text) >= 2.8 * 2100 and meta["source"] for text, meta in texts)
+        paragraphs.append({block for text, _ in texts for block in text.split("\n\n") if len(block) > 200})
+    assert paragraphs[0]
+    assert not paragraphs[0] & paragraphs[1]
 
 
 def test_a_text_is_read_up_to_its_length_and_scored_after_what_is_given() -> None:
