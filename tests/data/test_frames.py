@@ -20,9 +20,9 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.runs import execute
 from kvbench.runs.record.results import Results, read_results
 from kvbench.runs.record.samples import read_scores
-from tests.support.command_line import run_python
 from tests.support.fake_run import job_in
 from tests.support.results import LPIPS, PSNR, made_up
+from tests.support.run_folders import write_run
 
 
 def write(root: Path, *runs: Results) -> None:
@@ -70,40 +70,28 @@ def test_a_row_says_what_results_say(runs: Path) -> None:
 def test_a_sample_has_its_costs_and_its_values(runs: Path) -> None:
     frame = kvbench.samples_df(runs)
     assert len(frame) == 8
+    [folder] = runs.glob("fake/streaming_llm-*")
+    some = kvbench.samples_df([folder])
+    assert some.equals(frame.filter(pl.col("folder").str.contains("streaming_llm")))
+    assert some.join(kvbench.runs_df(runs), on="folder")["method"].to_list() == ["streaming_llm"] * 4
     for row in frame.rows(named=True):
         folder = runs / row["folder"]
-        lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-        [line] = [one for one in lines if one["index"] == row["index"]]
+        line = json.loads((folder / "samples.jsonl").read_text().splitlines()[row["index"]])
         for name in ("prompt", "seed", "seconds", "peak_tokens", "last_tokens"):
             assert row[name] == line[name]
         scores = folder / "metrics" / "psnr-uint8.samples.jsonl"
         if not scores.is_file():
             assert row["psnr"] is None
             continue
-        [score] = [
-            one for one in map(json.loads, scores.read_text().splitlines()) if one["index"] == row["index"]
-        ]
+        score = json.loads(scores.read_text().splitlines()[row["index"]])
         assert (row["psnr"], row["mse"]) == (score["psnr"], score["mse"])
 
 
 def test_a_value_of_an_evaluator_does_not_hide_a_sample_s_own(tmp_path: Path) -> None:
-    write(tmp_path, run := made_up("own", 0.1, {"psnr": metric(PSNR, 30.0, n=1)}, n=1))
-    folder = tmp_path / run.model / run.run
-    (folder / "metrics").mkdir()
-    own = {"index": 0, "prompt": "a cup", "seed": 7, "seconds": 1.5, "sha256": ""}
-    (folder / "samples.jsonl").write_text(json.dumps(own) + "\n")
-    scored = {"index": 0, "seed": 8, "seconds": 9.0, "psnr": 30.0}
-    (folder / "metrics" / "psnr-uint8.samples.jsonl").write_text(json.dumps(scored) + "\n")
+    run = made_up("own", 0.1, {"psnr": metric(PSNR, 30.0, n=1)}, n=1)
+    write_run(tmp_path, run, [("a cup", {}, b"")], values={"psnr-uint8": {"seed": [8], "psnr": [30.0]}})
     [row] = kvbench.samples_df(tmp_path).rows(named=True)
-    assert (row["prompt"], row["seed"], row["seconds"], row["psnr"]) == ("a cup", 7, 1.5, 30.0)
-
-
-def test_samples_of_some_folders_join_their_runs(runs: Path) -> None:
-    [folder] = runs.glob("fake/streaming_llm-*")
-    frame = kvbench.samples_df([folder])
-    assert frame.equals(kvbench.samples_df(runs).filter(pl.col("folder").str.contains("streaming_llm")))
-    joined = frame.join(kvbench.runs_df(runs), on="folder")
-    assert joined["method"].to_list() == ["streaming_llm"] * 4
+    assert (row["prompt"], row["seed"], row["psnr"]) == ("a cup", 0, 30.0)
 
 
 def test_columns_hold_what_all_runs_hold(tmp_path: Path) -> None:
@@ -156,19 +144,19 @@ def test_kinds_do_not_depend_on_the_order_of_rows(rows: list[dict[str, str | flo
             assert held[name] == {{"bool": bool, "int": int}[kind]}
 
 
-def read_json(path: Path) -> pl.DataFrame:
-    return pl.DataFrame(json.loads(path.read_text()), infer_schema_length=None)
+READERS: dict[str, Callable[[Path], pl.DataFrame]] = {
+    "parquet": pl.read_parquet,
+    "csv": pl.read_csv,
+    "json": lambda path: pl.DataFrame(json.loads(path.read_text()), infer_schema_length=None),
+}
 
 
-@pytest.mark.parametrize(
-    ("form", "read"), [("parquet", pl.read_parquet), ("csv", pl.read_csv), ("json", read_json)]
-)
-def test_frames_are_exported(runs: Path, form: str, read: object) -> None:
+@pytest.mark.parametrize("form", READERS)
+def test_frames_are_exported(runs: Path, form: str) -> None:
     paths = export_frames(runs, form)
     assert [path.name for path in paths] == [f"runs.{form}", f"samples.{form}"]
-    assert callable(read)
     for path, frame in zip(paths, (kvbench.runs_df(runs), kvbench.samples_df(runs)), strict=True):
-        found = read(path)
+        found = READERS[form](path)
         assert found.columns == frame.columns
         assert found["folder"].to_list() == frame["folder"].to_list()
         assert form == "csv" or found.to_dicts() == frame.to_dicts()
@@ -177,6 +165,8 @@ def test_frames_are_exported(runs: Path, form: str, read: object) -> None:
 def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, runs: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere: no such folder"):
         kvbench.runs_df(tmp_path / "nowhere")
+    assert load_rows(tmp_path / "nowhere") == []
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="holds no finished runs"):
         export_frames(tmp_path, "csv")
     assert kvbench.runs_df(tmp_path).is_empty()
@@ -192,38 +182,29 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, runs: Path) -> None:
         kvbench.runs_df(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("harm", "reason"),
-    [
-        (
-            lambda lines: [lines[0].replace('"psnr": ', '"psnr": "x", "was": '), *lines[1:]],
-            "3 values of psnr",
-        ),
-        (lambda lines: [lines[0].replace('"psnr": ', '"psnr": [], "was": '), *lines[1:]], "3 values of psnr"),
-        (lambda lines: lines[1:], "3 values of psnr, whose n is 4"),
-        (lambda lines: [*lines[1:], lines[1]], "3 values of psnr, whose n is 4"),
-        (
-            lambda lines: [*lines[1:], lines[0].replace('"index": 0', '"index": 9')],
-            "index 9: there are 4 samples",
-        ),
-        (lambda lines: [*lines[1:], "[]"], "TypeError"),
-        (lambda lines: [*lines[1:], '{"ind'], "JSONDecodeError"),
-    ],
-    ids=["text", "list", "lost", "twice", "foreign", "no object", "cut"],
-)
-def test_a_damaged_file_of_an_evaluator_is_no_null(
-    tmp_path: Path, harm: Callable[[list[str]], list[str]], reason: str
-) -> None:
+HARMS: dict[str, Callable[[list[str]], list[str]]] = {
+    "3 values of psnr": lambda lines: [lines[0].replace('"psnr": ', '"psnr": [], "was": '), *lines[1:]],
+    "3 values of psnr, whose n is 4": lambda lines: [*lines[1:], lines[1]],
+    "index 9: there are 4": lambda lines: [*lines[1:], lines[0].replace('"index": 0', '"index": 9')],
+    "TypeError": lambda lines: [*lines[1:], "[]"],
+    "JSONDecodeError": lambda lines: [*lines[1:], '{"ind'],
+}
+
+
+def test_a_damaged_file_of_an_evaluator_is_no_null(tmp_path: Path) -> None:
     execute.run(job_in(tmp_path, count=4, evaluators={"psnr": Psnr()}))
     [path] = tmp_path.glob("fake/streaming_llm-*/metrics/psnr-uint8.samples.jsonl")
-    values = [json.loads(line)["psnr"] for line in path.read_text().splitlines()]
-    frame = kvbench.samples_df([path.parents[1]])
-    assert frame["psnr"].to_list() == values
+    folder, lines = path.parents[1], path.read_text().splitlines()
+    values = [json.loads(line)["psnr"] for line in lines]
+    assert kvbench.samples_df([folder])["psnr"].to_list() == values
     assert None not in values
-    path.write_text("\n".join(harm(path.read_text().splitlines())) + "\n")
-    for read in (kvbench.samples_df, lambda folders: read_scores(folders[0], read_results(folders[0]))):
-        with pytest.raises(ConfigError, match=rf"psnr-uint8.samples.jsonl: damaged \(.*{reason}.*run it"):
-            read([path.parents[1]])
+    for reason, harm in HARMS.items():
+        path.write_text("\n".join(harm(lines)) + "\n")
+        damaged = rf"psnr-uint8.samples.jsonl: damaged \(.*{reason}.*run it"
+        with pytest.raises(ConfigError, match=damaged):
+            kvbench.samples_df([folder])
+        with pytest.raises(ConfigError, match=damaged):
+            read_scores(folder, read_results(folder))
 
 
 @pytest.fixture
@@ -237,9 +218,12 @@ def several(tmp_path: Path, settled: None) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Methods of the runs whose results were read."""
     seen: list[str] = []
-    monkeypatch.setattr(
-        frames, "read_results", lambda folder: seen.append(folder.name.split("-")[0]) or read_results(folder)
-    )
+
+    def note(folder: Path) -> Results | None:
+        seen.append(folder.name.split("-")[0])
+        return read_results(folder)
+
+    monkeypatch.setattr(frames, "read_results", note)
     return seen
 
 
@@ -272,34 +256,6 @@ def test_where_nothing_can_be_written_the_user_keeps_rows(
     assert len(list((tmp_path / "caches" / "kvbench").iterdir())) == 1
 
 
-def test_no_folder_is_made(tmp_path: Path) -> None:
-    assert load_rows(tmp_path / "nowhere") == []
-    assert list(tmp_path.iterdir()) == []
-
-
-PROGRAM = """
-import sys
-sys.modules["polars"] = None
-import kvbench
-try:
-    kvbench.runs_df(".")
-except ValueError as error:
-    print(error)
-print([name for name in ("torch", "scipy", "matplotlib", "hydra") if name in sys.modules])
-"""
-
-
-def test_without_polars_a_line_names_the_extra(tmp_path: Path) -> None:
-    told, slow = run_python(tmp_path, "-c", PROGRAM).stdout.splitlines()
-    assert told == 'polars is missing; install it with pip install "kvbench[data]"'
-    assert slow == "[]"
-
-
-def test_the_package_offers_nothing_else() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'frames_df'"):
-        _ = kvbench.frames_df
-
-
 def test_a_table_within_its_bounds_is_read_and_a_run_of_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     whole = pl.DataFrame(
@@ -323,9 +279,7 @@ def test_a_kilobyte_that_holds_gigabytes_of_text_is_not_read(tmp_path: Path) -> 
     assert read_table(path, 1, "y")["text"].str.len_bytes().to_list() == [2**22]
 
 
-@pytest.mark.parametrize(
-    "column", [[[1, 2]], [b"a"], [{"a": 1}], pl.Series(["a"], dtype=pl.Categorical)], ids=str
-)
+@pytest.mark.parametrize("column", [[[1, 2]], pl.Series(["a"], dtype=pl.Categorical)], ids=str)
 def test_columns_of_other_types_are_refused(column: object, tmp_path: Path) -> None:
     pl.DataFrame({"folder": ["x"], "more": column}).write_parquet(tmp_path / "a.parquet")
     with pytest.raises(TooLargeError, match=r"column 'more' must hold numbers or texts"):
