@@ -102,9 +102,9 @@ def test_a_text_does_not_depend_on_its_batch(reader: GivenTexts) -> None:
         torch.testing.assert_close(passed.states, alone.states, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", [StreamingLLM(sinks=0), H2O(sinks=0)], ids=["streaming_llm", "h2o"])
-def test_storage_in_fixed_places_reads_the_same(reader: GivenTexts, method: Method) -> None:
+def test_storage_in_fixed_places_reads_the_same(reader: GivenTexts) -> None:
     """As on a GPU, where one-token steps are recorded and the rows of the cache have fixed places."""
+    method = H2O(sinks=0)
     plain = read(reader, method, str(CAPACITY), list(TEXTS))
     cache = KVCache(reader.spec, method, dtype=torch.float32, rotation=reader.key_rotation(), record=Tape())
     for _ in range(2):
@@ -131,19 +131,13 @@ def test_predictions_are_compared_with_cross_entropy_and_spelled(reader: GivenTe
     assert torch.equal(same.states, full.states)
 
 
-def test_calibration_texts_need_the_tokens_of_the_schedule(reader: GivenTexts) -> None:
-    long = {"long": ForcedText((Part(" ".join(map(str, range(90)))),), given=80)}
-    other = GivenTexts(reader.inner, reader._texts, long)
-    with pytest.raises(
-        ValueError, match=f"'long': 80 tokens are given, more than the {reader.schedule.given} of"
-    ):
-        other.check_prompts(["one", "long"])
-
-
 def test_longer_texts_and_models_of_images_are_refused(
     reader: GivenTexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = reader.inner
+    long = {"long": ForcedText((Part(" ".join(map(str, range(90)))),), given=80)}
+    with pytest.raises(ValueError, match=f"80 tokens are given, more than the {reader.schedule.given} of"):
+        GivenTexts(model, reader._texts, long).check_prompts(["one", "long"])
     monkeypatch.setattr(model, "transformer", replace(model.transformer, context=39))
     with pytest.raises(ConfigError, match="supports at most 39 tokens"):
         _ = GivenTexts(model, reader._texts, {}).spec
@@ -171,14 +165,10 @@ def own(request: pytest.FixtureRequest) -> ForcedOutputs:
     return ForcedOutputs(load(f"model={request.param}"))
 
 
-@pytest.fixture(scope="module")
-def drawn(own: ForcedOutputs) -> list[ForcedPass]:
-    return read(own, Full(), "1", OWN[own.name])
-
-
-def test_an_image_is_read_as_it_was_drawn(own: ForcedOutputs, drawn: list[ForcedPass]) -> None:
+def test_an_image_is_read_as_it_was_drawn(own: ForcedOutputs) -> None:
     """The same tokens under the full cache predict what they predicted when they were drawn."""
     prompts = OWN[own.name]
+    drawn = read(own, Full(), "1", prompts)
     numbers = [torch.from_numpy(own.compare(one, None).tokens).long() for one in drawn]
     again = read(own, Full(), "1", prompts, numbers)
     for first, second in zip(drawn, again, strict=True):
@@ -191,14 +181,9 @@ def test_an_image_is_read_as_it_was_drawn(own: ForcedOutputs, drawn: list[Forced
         assert text.kl.mean() > 1e-3
         assert sum(text.groups) == len(text.tokens)
         assert not text.words
-
-
-@pytest.mark.parametrize("own", ["infinity_tiny", "var_tiny"], indirect=True)
-def test_forced_scales_give_the_image_that_drew_them(own: ForcedOutputs, drawn: list[ForcedPass]) -> None:
-    prompts = OWN[own.name]
-    numbers = [torch.from_numpy(own.compare(one, None).tokens).long() for one in drawn]
-    caches = [open_cache(Full(), own.spec) for _ in range(2)]
-    with torch.inference_mode():
-        plain = own.inner._draw(prompts, caches[0], PromptNoise(0, range(2)))
-        forced = own.inner._draw(prompts, caches[1], PromptNoise(1, range(2)), ForcedScales(numbers))
-    torch.testing.assert_close(forced, plain)
+    if own.name != "llamagen_tiny":  # forced scales give the image that drew them
+        caches = [open_cache(Full(), own.spec) for _ in range(2)]
+        with torch.inference_mode():
+            plain = own.inner._draw(prompts, caches[0], PromptNoise(0, range(2)))
+            forced = own.inner._draw(prompts, caches[1], PromptNoise(1, range(2)), ForcedScales(numbers))
+        torch.testing.assert_close(forced, plain)

@@ -17,7 +17,8 @@ def lay(reading: ForcedText) -> tuple[str, int, tuple[int, ...]]:
     return "".join(map(chr, laid.tokens)), laid.given, laid.cuts
 
 
-HAY, NEEDLE, ASK = "abcdefghij", "<7>", "?"
+HAY = "abcdefghij"
+FILLED = (Part("<7>"), Part(HAY, FILL), Part("?"), Part("77"))
 
 
 @pytest.mark.parametrize(
@@ -25,16 +26,8 @@ HAY, NEEDLE, ASK = "abcdefghij", "<7>", "?"
     [
         (ForcedText((Part("abcdef", 5),), given=3), ("\0abcd", 3, ())),
         (ForcedText((Part("abc"), Part("de"))), ("\0abcde", 4, ())),
-        (
-            ForcedText(
-                (Part(HAY, 3), Part(NEEDLE), Part(HAY, FILL), Part(ASK), Part("77")), context=12, cuts=(3,)
-            ),
-            ("\0ab<7>abcde?77", 12, (11,)),
-        ),
-        (
-            ForcedText((Part(HAY, 0), Part(NEEDLE), Part(HAY, FILL), Part("77")), context=5),
-            ("<7>ab77", 5, ()),
-        ),
+        (ForcedText((Part(HAY, 3), *FILLED), context=12, cuts=(3,)), ("\0ab<7>abcde?77", 12, (11,))),
+        (ForcedText((Part(HAY, 0), *FILLED), context=6), ("<7>ab?77", 6, ())),
     ],
 )
 def test_parts_are_cut_and_joined(reading: ForcedText, expected: tuple[str, int, tuple[int, ...]]) -> None:
@@ -45,7 +38,6 @@ def test_parts_are_cut_and_joined(reading: ForcedText, expected: tuple[str, int,
     ("reading", "known"),
     [
         (ForcedText((Part("abcdef", 5),), given=3), True),
-        (ForcedText((Part("abc", 2), Part("def", 3)), given=3), True),
         (ForcedText((Part("abcdef"),), given=3), False),
         (ForcedText((Part("abc", 2), Part("de", 2))), False),
         (ForcedText((Part("abc", 2), Part("de", FILL), Part("fg", 2)), given=3, context=4), False),
@@ -62,11 +54,9 @@ def test_a_text_with_given_numbers_of_tokens_needs_no_tokenizer(reading: ForcedT
     ("reading", "message"),
     [
         (ForcedText((Part("abc", 6),), given=3), "a part has 4 tokens, and 6 are needed"),
-        (ForcedText((Part("ab", FILL), Part("xy")), context=9), "has 3 tokens, and 9 are needed"),
         (ForcedText((Part("abcdefgh"), Part("ab", FILL), Part("xy")), context=5), "and -4 are needed"),
         (ForcedText((Part("abc"), Part("xy")), context=5), "the context has 4 tokens, not 5"),
         (ForcedText((Part("abc"), Part("x"))), "4 of 5 tokens are given; need 1 or more, and 2 or more"),
-        (ForcedText((Part("abc", 3),), given=0), "0 of 3 tokens are given"),
     ],
 )
 def test_texts_with_too_few_tokens_are_refused(reading: ForcedText, message: str) -> None:
@@ -82,24 +72,14 @@ def text(given: int, after: int, *cuts: int) -> TokenizedText:
     return TokenizedText(tuple(range(given + after)), given, cuts)
 
 
-def test_a_segment_ends_with_the_given_tokens() -> None:
+def test_schedules_by_hand() -> None:
     """The specification's texts of 772 tokens, of which 516 are given: 4 | 128 | 128 ... and the last is not fed."""
     schedule = plan_schedule([text(516, 256)], 128, chunked=True)
     assert lengths(schedule) == [4, *[128] * 5, 127]
     assert (schedule.given, schedule.length) == (516, 772)
-
-
-def test_given_tokens_come_at_once_up_to_cuts() -> None:
-    schedule = plan_schedule([text(40, 9, 30), text(36, 20, 26)], 8, chunked=False)
-    assert lengths(schedule) == [30, 10, 8, 8, 3]
-    assert schedule.given == 40
-
-
-def test_padding_comes_in_one_segment() -> None:
-    assert lengths(plan_schedule([text(20, 5), text(9, 5)], 8, chunked=True)) == [12, 8, 4]
-
-
-def test_texts_with_cuts_at_different_places_are_refused() -> None:
+    at_once = plan_schedule([text(40, 9, 30), text(36, 20, 26)], 8, chunked=False)
+    assert (lengths(at_once), at_once.given) == ([30, 10, 8, 8, 3], 40)  # up to cuts
+    assert lengths(plan_schedule([text(20, 5), text(9, 5)], 8, chunked=True)) == [12, 8, 4]  # with padding
     with pytest.raises(ValueError, match="differ in the tokens from their segments"):
         plan_schedule([text(40, 9, 30), text(36, 20, 25)], 8, chunked=False)
 
