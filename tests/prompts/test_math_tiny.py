@@ -1,8 +1,7 @@
 """The set of generated problems: the same by its seed, equally long, each with its answer."""
 
 from kvbench.prompts.math_tiny import MathTiny, NotesTiny
-from tests.puzzles.test_noted_walk import follow_notes
-from tests.puzzles.test_room_walk import follow
+from tests.puzzles.test_walks import follow
 
 
 def test_problems_carry_their_answers_and_are_equally_long() -> None:
@@ -19,7 +18,7 @@ def test_problems_of_notes_ask_for_four_of_them() -> None:
     problems = NotesTiny(count=20).load()
     assert len({problem.text for problem in problems}) == 20
     for problem in problems:
-        assert problem.meta["answer"] == follow_notes(problem.text)
+        assert problem.meta["answer"] == follow(problem.text)
         assert len(str(problem.meta["answer"]).split()) == 8
         assert len(problem.text.split()) == 47
 

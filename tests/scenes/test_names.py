@@ -38,13 +38,10 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "line 1 is ''"),
         ("prompt\na\n", "line 1 is 'prompt', needed: caption,category,picture,background,split"),
-        (HEADER, "contains no names"),
         (HEADER + "a,b\n", "line 2: 2 columns, needed: 5"),
         (HEADER + "a,b,c,d,train\n,b,c,d,train\n", "line 3: ''"),
         (HEADER + "Red,b,c,d,train\n", "line 2: 'Red' is not words in lower case"),
-        (HEADER + "a  b,b,c,d,train\n", "line 2: 'a  b'"),
         (HEADER + "a,b,c,d,train\na,b,e,d,train\n", "line 3: 'a' is also an earlier name"),
         (HEADER + "a,b,c,d,test\n", "line 2: split 'test' must be train or held_out"),
         (HEADER + "a " * 13 + "a,b,c,d,train\n", "line 2: 14 words, at most 13"),
@@ -78,17 +75,10 @@ def test_a_vocabulary_has_all_words_of_the_names(file: Path) -> None:
     assert len(vocabulary) == 8
     with pytest.raises(ValueError, match=r"^prompt 'a pear': the own vocabulary has no word 'a'; it has"):
         vocabulary.check(["pear", "a pear"])
-    assert find_vocabulary("scenes") is grammar.VOCABULARY
-
-
-def test_long_vocabularies_name_the_nearest_words() -> None:
     words = Vocabulary("many", tuple(f"w{number:03}" for number in range(61)), 4)
     with pytest.raises(ValueError, match=r"has no word 'w0001'; nearest: w0"):
         words.tokenize("w0001")
-    with pytest.raises(ValueError, match=r"has no word 'zz'$"):
-        words.tokenize("zz")
-    with pytest.raises(ValueError, match=r"has no word 'a'; with its words alone: 'w001 w002 w003'$"):
-        words.tokenize("a w001 w002 w003 w004")
+    assert find_vocabulary("scenes") is grammar.VOCABULARY
 
 
 def test_names_are_prompts_with_their_category(file: Path) -> None:
@@ -113,11 +103,8 @@ def test_the_shipped_sets_share_no_name() -> None:
 
 def test_a_run_is_identified_by_the_words_not_by_the_path(file: Path, tmp_path: Path) -> None:
     def find(path: Path | str) -> object:
-        return (
-            configured("model=infinity_emoji", f"model.captions={path}")
-            .resolve_settings("cpu")
-            .get("captions")
-        )
+        model = configured("model=infinity_emoji", f"model.captions={path}")
+        return model.resolve_settings("cpu").get("captions")
 
     moved, other = tmp_path / "moved.csv", tmp_path / "other.csv"
     moved.write_bytes(file.read_bytes())

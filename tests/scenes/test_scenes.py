@@ -92,14 +92,7 @@ def test_relations_are_those_of_the_geometry(relation: str) -> None:
         second_clause, first_clause = cast(list[dict[str, object]], line["include"])
         wrong = {**line, "include": [second_clause, {**first_clause, "position": [opposite, 0]}]}
         assert not judge_image(detect(render(scene)), wrong)[0]
-
-
-@pytest.mark.parametrize("task", grammar.TASKS)
-def test_lines_judge_other_pictures_wrong(task: str) -> None:
-    rng = np.random.default_rng(9)
-    for _ in range(10):
-        _, caption, line = grammar.sample(rng, task)
-        assert not judge_image(detect(render(Scene((), "light"))), line)[0], caption
+        assert not judge_image(detect(render(Scene((), "light"))), line)[0]
 
 
 @given(st.integers(0, 10**6), st.sampled_from(grammar.TASKS))
@@ -119,27 +112,15 @@ def test_captions_are_words_of_the_vocabulary_and_objects_do_not_touch(seed: int
             assert max(abs(one.x - other.x), abs(one.y - other.y)) > one.r + other.r + 2
 
 
-def test_captions_may_use_capitals() -> None:
+def test_captions_that_cannot_be_read_are_refused() -> None:
     assert grammar.VOCABULARY.tokenize("A Red circle") == grammar.VOCABULARY.tokenize("a red circle")
-
-
-@pytest.mark.parametrize(
-    ("caption", "why"),
-    [
-        ("a red dog", "no word 'dog'"),
+    for caption, why in (
         ("a red, circle", "no word 'red,'"),
-        ("<pad>", "no word '<pad>'"),
-        ("a " * 14, "14 words, at most 13"),
-    ],
-)
-def test_captions_that_cannot_be_read_are_refused(caption: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        grammar.VOCABULARY.tokenize(caption)
-
-
-def test_words_are_unique() -> None:
-    words = grammar.VOCABULARY.words
-    assert len(set(words)) == len(words) == len(grammar.VOCABULARY) - 2
+        ("<pad>", "no word"),
+        ("a " * 14, "at most 13"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            grammar.VOCABULARY.tokenize(caption)
 
 
 def test_the_pool_does_not_depend_on_the_number_of_processes() -> None:
@@ -153,9 +134,7 @@ def test_the_pool_does_not_depend_on_the_number_of_processes() -> None:
 
 
 def named_pairs(caption: str) -> set[tuple[str, str]]:
-    words = [
-        word.removesuffix("es") if word == "crosses" else word.removesuffix("s") for word in caption.split()
-    ]
+    words = ["cross" if word == "crosses" else word.removesuffix("s") for word in caption.split()]
     words = ["cross" if word == "cros" else word for word in words]
     return {(a, b) for a, b in pairwise(words) if a in COLORS and b in SHAPES}
 
@@ -163,13 +142,9 @@ def named_pairs(caption: str) -> set[tuple[str, str]]:
 def test_training_never_shows_a_held_out_pair() -> None:
     _, captions = grammar.pool(1000, seed=2)
     shown = set().union(*map(named_pairs, captions))
-    assert not shown & set(grammar.HELD_OUT_PAIRS)
-    assert len(shown) == len(COLORS) * len(SHAPES) - len(grammar.HELD_OUT_PAIRS)
-
-
-def test_the_mix_decides_what_the_pool_holds() -> None:
-    _, captions = grammar.pool(200, mix={"counting": 1.0})
-    assert all(caption.split()[0] in grammar.NUMBERS.values() for caption in captions)
+    assert shown == {(a, b) for a in COLORS for b in SHAPES} - set(grammar.HELD_OUT_PAIRS)
+    _, counted = grammar.pool(200, mix={"counting": 1.0})
+    assert all(caption.split()[0] in grammar.NUMBERS.values() for caption in counted)
 
 
 @pytest.mark.parametrize("held_out", [False, True])

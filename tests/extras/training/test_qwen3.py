@@ -25,7 +25,7 @@ from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.models.text_tokens import WordTokens
-from tests.puzzles.test_room_walk import follow
+from tests.puzzles.test_walks import follow
 from tests.support.trainings import check_resumed, check_traced
 
 VOCABULARY = list(number_words("room_walk"))
