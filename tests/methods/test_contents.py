@@ -71,21 +71,6 @@ def test_compactor_of_kvpress(case: int) -> None:
     assert (both - g["compactor_score"].flatten(0, 1)[:, part]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("tokens", [5, 7, 9, 10])
-def test_the_last_chunk_of_a_padded_row_is_padded_as_it_is_alone(tokens: int) -> None:
-    """Row 1 has 12 slots: the other row's missing ones are in front of it, in the same chunk or in another one."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 12, 4, generator=generator).unbind(0)
-    exists = torch.ones(2, 12, dtype=torch.bool)
-    exists[0, : 12 - tokens] = False
-    found = attend_unmasked(q[:, None], k, v, exists, 5, official_padding=True)[0, -tokens:]
-    missing = -tokens % 5
-    padded = [torch.nn.functional.pad(x[0, -tokens:], (0, 0, 0, missing)).split(5) for x in (q, k)]
-    raw = torch.cat([(x @ y.mT).softmax(-1).sum(0) for x, y in zip(*padded, strict=True)])[:tokens]
-    scores = torch.nn.functional.pad(raw * v[0, -tokens:].norm(dim=-1), (1, 1))
-    torch.testing.assert_close(found, (scores[:-2] + scores[1:-1] + scores[2:]) / 3)
-
-
 @pytest.mark.parametrize("case", cases_of("chunkkv"))
 def test_chunks_of_kvpress(case: int) -> None:
     """The program takes the chunks of the batch's first sequence; here each has its own."""

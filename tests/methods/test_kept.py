@@ -104,6 +104,9 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "h2o": lambda: Case(H2O(), keep_best(rules.h2o(0.5))),
     "h2o no recent": lambda: Case(H2O(recent=0.0), keep_best(rules.h2o(0.0))),
     "rkv": lambda: Case(RKV(**LAST, mix=0.3, threshold=0.2, kernel=3), keep_best(rules.rkv(3, 0.3, 0.2))),
+    "rkv protected": lambda: Case(
+        RKV(**LAST, mix=0.1, threshold=0.1, kernel=3, protected=2), keep_best(rules.rkv(3, 0.1, 0.1, 2))
+    ),
     "dropkv": lambda: Case(DropKV(**LAST, kernel=3), keep_best(rules.dropkv(3, 3))),
     "random": lambda: Case(Random(), keep_best(rules.random)),
     "adakv": lambda: Case(AdaKV(**LAST, kernel=3, pool="max"), compete(SNAPKV, 0.2)),

@@ -92,8 +92,8 @@ def dropkv(window: int, kernel: int) -> Scorer:
     return score
 
 
-def rkv(window: int, mix: float, threshold: float) -> Scorer:
-    """Attention outside the window minus the redundancy of keys, whose latest near copy does not count."""
+def rkv(window: int, mix: float, threshold: float, protected: int = 1) -> Scorer:
+    """Attention outside the window minus the redundancy of keys, whose latest near copies do not count."""
 
     def score(at: Moment) -> Scores:
         count, found = min(window, len(at.asking)), []
@@ -105,7 +105,7 @@ def rkv(window: int, mix: float, threshold: float) -> Scorer:
             alike = (unit @ unit.T).fill_diagonal_(0)
             for i, row in enumerate(alike.tolist()):
                 near = [j for j, cosine in enumerate(row) if cosine > threshold]
-                alike[i, near[-1:]] = 0
+                alike[i, near[max(0, len(near) - protected) :]] = 0
             redundant = alike.mean(0).softmax(0).tolist()
             pairs = zip(pool(received, 3), redundant, strict=True)
             mixed = [mix * one - (1 - mix) * other for one, other in pairs]

@@ -17,7 +17,6 @@ from kvbench.methods.hack.budgets import group_heads, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns
 from kvbench.methods.hack.plus_plus import HACKPlusPlus, count_read
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.shared.capacities import fill_groups
 from tests.support.engine import close, prepared, small, tokens_of, watch
 from tests.support.published import INFINITY
 
@@ -69,26 +68,6 @@ def slow_fill(tokens: int, weights: Sequence[float], sizes: Sequence[int], reach
             whole[group] += 1
             left -= sizes[group]
     return whole
-
-
-@given(st.data())
-@settings(max_examples=200, deadline=None)
-def test_groups_are_filled_as_slowly_computed(data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, 6))
-    weights = data.draw(st.lists(st.floats(0.01, 1), min_size=count, max_size=count))
-    sizes = data.draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
-    reach = data.draw(st.lists(st.integers(1, 60), min_size=count, max_size=count))
-    tokens = data.draw(st.integers(sum(sizes), 60 * sum(sizes)))
-    found = fill_groups(tokens, np.array(weights), np.array(sizes), np.array(reach))
-    held = int(found @ np.array(sizes))
-    assert (found >= 1).all()
-    assert (found <= reach).all()
-    assert held <= tokens
-    assert held == int(np.array(sizes) @ reach) or held > tokens - max(sizes)
-    slow = slow_fill(tokens, weights, sizes, reach)
-    # Fractions that are equal but for rounding may be handed out in another order.
-    assert np.abs(found - slow).max() <= 1
-    assert abs(held - sum(n * x for n, x in zip(sizes, slow, strict=True))) <= max(sizes)
 
 
 @pytest.mark.parametrize("tau", [0.5, 2.0])

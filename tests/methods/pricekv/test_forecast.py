@@ -57,32 +57,21 @@ def slow_means(
     return {key: mean ** (1 / power) for key, mean in worth.items()}, received
 
 
-@pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
 @pytest.mark.parametrize(
-    ("importance", "surprise", "memory", "power", "error_power", "contrast"),
+    ("spec", "error_power", "base"),
     [
-        ("mass", 0.0, 1.0, 1.0, 1.0, 0.0),
-        ("mass", 0.0, 1.0, 8.0, 0.5, 2.0),
-        ("output", 0.5, 0.6, 1.0, 1.0, 0.0),
-        ("output", 0.3, 1.0, 3.0, 2.0, 0.5),
+        (SCALES, 0.5, Forecast("mass", DECAY, surprise=0.0, memory=1.0, contrast=2.0, power=8.0)),
+        (SCALES, 2.0, Forecast("output", DECAY, surprise=0.3, memory=1.0, contrast=0.5, power=3.0)),
+        (ROWS, 1.0, Forecast("mass", DECAY, surprise=0.0, memory=1.0, contrast=0.0, power=1.0)),
+        (ROWS, 1.0, Forecast("output", DECAY, surprise=0.5, memory=0.6, contrast=0.0, power=1.0)),
     ],
 )
 def test_the_calibration_is_that_of_masked_attention(
-    spec: ModelSpec,
-    importance: Importance,
-    surprise: float,
-    memory: float,
-    power: float,
-    error_power: float,
-    contrast: float,
+    spec: ModelSpec, error_power: float, base: Forecast
 ) -> None:
     inputs = tokens_of(spec, 2 * spec.branches, groups=FOLD)
-    base = Forecast(
-        importance=importance, decay=DECAY, surprise=surprise, memory=memory, contrast=contrast, power=power
-    )
-    observer = ScoreErrors(base, error_power=error_power)
-    found = observe(observer, spec, [inputs], passes=2)
-    worth, received = slow_means(spec, inputs, importance, power)
+    found = observe(ScoreErrors(base, error_power=error_power), spec, [inputs], passes=2)
+    worth, received = slow_means(spec, inputs, base.importance, base.power)
     prompts, last = 2, len(spec.segments) - 1
     forecast: dict[tuple[int, ...], Tensor] = {}
     for branch, layer, head in np.ndindex(spec.branches, spec.layers, spec.heads):
@@ -115,18 +104,17 @@ def test_the_calibration_is_that_of_masked_attention(
                     expected[layer, head, k - 1, number] += error / prompts / spec.branches
                 if k < last:
                     key = (branch, layer, head, k)
-                    score = (
-                        (forecast[key].sqrt() if importance == "output" else forecast[key]) + EPSILON
-                    ).log()
+                    taken = forecast[key].sqrt() if base.importance == "output" else forecast[key]
+                    score = (taken + EPSILON).log()
                     own = (p.mean((0, 1)) + EPSILON).log() - (received[key][: at.end] + EPSILON).log()
                     own += (received[key][: at.end] + EPSILON).sum().log()
-                    own[: at.start] += memory * more.get(row, torch.zeros(0))
+                    own[: at.start] += base.memory * more.get(row, torch.zeros(0))
                     more[row] = own
-                    score += surprise * own
-                    if contrast:
+                    score += base.surprise * own
+                    if base.contrast:
                         far = (v - v.mean(0)).expand(FOLD, -1, -1)
                         apart = project(far, spec, layer, head).square().sum(-1).mean(0)
-                        score += contrast * (apart / apart.mean() + EPSILON).sqrt().log()
+                        score += base.contrast * (apart / apart.mean() + EPSILON).sqrt().log()
                     order = score.masked_fill(~seen, -torch.inf).argsort(descending=True, stable=True)
                     held[row] = [j for j in order[:capacity].tolist() if seen[j]]
     expected = expected ** (1 / error_power)

@@ -1,6 +1,7 @@
 """Calibration of PriceKV by blocks: errors of sets of past blocks by masked attention, and of their precisions."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from kvbench.methods.pricekv.noise import PrecisionError, list_precisions
 from kvbench.methods.pricekv.problem import list_sources
 from kvbench.methods.shared.precision import Precision
 from tests.support.engine import D, open_cache, run, tokens_of
-from tests.support.layer_outputs import FOLD, SCALES, attention, project, projections
+from tests.support.layer_outputs import FOLD, SCALES, Inputs, attention, project, projections
 
 ROWS = replace(SCALES, segments=next_token(3, [4, 4, 4, 4, 3]))
 
@@ -89,15 +90,15 @@ def blurring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CacheView, "read_back", read_back)
 
 
-def read_source(spec: ModelSpec, x: Tensor, source: int, precision: Precision) -> Tensor:
-    """Keys or values [sequences, heads, tokens, D] with those of one source as they are read in a precision."""
-    at, changed = spec.segments[source], x.clone()
-    part = slice(at.start, at.end)
-    stored = blur(x) if precision.bits < 16 else x
-    for sequence in range(len(x)):
-        twin = sequence % (len(x) // 2) if precision.shared else sequence
-        changed[sequence, :, part] = stored[twin, :, part]
-    return changed
+def read_source(inputs: Inputs, source: int, precision: Precision) -> Inputs:
+    """Inputs whose keys and values of one source are as they are read in a precision."""
+
+    def read(x: Tensor) -> Tensor:
+        stored = blur(x) if precision.bits < 16 else x
+        return stored[: len(x) // 2].repeat(2, 1, 1, 1) if precision.shared else stored
+
+    changed = [(q, read(k), read(v)) for q, k, v in inputs[source]]
+    return [*inputs[:source], changed, *inputs[source + 1 :]]
 
 
 @pytest.mark.usefixtures("blurring")
@@ -106,38 +107,22 @@ def read_source(spec: ModelSpec, x: Tensor, source: int, precision: Precision) -
 def test_noise_is_that_of_attention_over_changed_keys_and_values(
     spec: ModelSpec, recent: int, projected: bool
 ) -> None:
-    weights = projections(spec)
     observer = PrecisionError(queries=3, recent=recent, menu=MENU)
-    projection = weights.__getitem__ if projected else None
+    projection = projections(spec).__getitem__ if projected else None
     inputs = tokens_of(spec, 4, groups=FOLD)
     run(open_cache(observer, spec, projection=projection), inputs)
     found = observer.average()["noise"]
     expected = torch.zeros_like(found)
     for at, sources in zip(spec.segments[1:], list_sources(spec, recent)[1:], strict=True):
-        for layer in range(spec.layers):
-            k, v = (torch.cat([inputs[i][layer][n] for i in range(at.index + 1)], 2).double() for n in (1, 2))
-            for source in sources:
-                for number, precision in enumerate(MENU):
-                    read = (read_source(spec, x, source, precision) for x in (k, v))
-                    apart = attended(spec, layer, at.index, *read) - attended(spec, layer, at.index, k, v)
-                    if projected:
-                        heads = weights[layer].double().unflatten(1, (spec.heads * FOLD, D))
-                        apart = torch.einsum("whd,shqd->shqw", heads, apart)
-                    of_heads = apart.square().sum(-1).mean((0, 2)).unflatten(0, (spec.heads, FOLD)).sum(-1)
-                    expected[layer, :, source, number, at.index] = of_heads
+        count = min(3, at.length)
+        asking = [i * at.length // count for i in range(count)]
+        for layer, source, (number, precision) in product(range(spec.layers), sources, enumerate(MENU)):
+            changed = attention(spec, read_source(inputs, source, precision), layer, at.index)
+            whole = attention(spec, inputs, layer, at.index)
+            for (_, head, p, v), (_, _, p_whole, v_whole) in zip(changed, whole, strict=True):
+                apart = p[:, asking] @ v - p_whole[:, asking] @ v_whole
+                apart = project(apart, spec, layer, head) if projected else apart
+                expected[layer, head, source, number, at.index] += apart.square().sum(-1).mean(1).sum() / 4
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     assert (found[..., MENU.index(Precision(16)), :] == 0).all()
     assert (found[..., MENU.index(Precision(3)), :] > 0).any()
-
-
-def attended(spec: ModelSpec, layer: int, segment: int, k: Tensor, v: Tensor) -> Tensor:
-    """Attention's output of three queries [sequences, query heads, queries, D] over given keys and values."""
-    at = spec.segments[segment]
-    count = min(3, at.length)
-    chosen = [i * at.length // count for i in range(count)]
-    q = tokens_of(spec, 4, groups=FOLD)[segment][layer][0][:, :, chosen].double()
-    scores = q @ k.repeat_interleave(FOLD, 1).mT * spec.logit_scale
-    if at.causal:
-        for row, query in enumerate(chosen):
-            scores[:, :, row, at.start + query + 1 :] = -torch.inf
-    return scores.softmax(-1) @ v.repeat_interleave(FOLD, 1)
