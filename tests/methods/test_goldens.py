@@ -29,7 +29,7 @@ def kept_after(
     method: Method, segments: tuple[Segment, ...], k: Tensor, q: Tensor, room: int
 ) -> list[list[int]]:
     """Positions that each row keeps once all segments but a last one of one token are cached."""
-    spec = ModelSpec("reference", 1, HEADS, D, segments, branches=1, logit_scale=D**-0.5)
+    spec = ModelSpec("reference", 1, k.shape[1], D, segments, branches=1, logit_scale=D**-0.5)
     lengths = [s.length for s in spec.segments]
     parts = [x.split(lengths, 2) for x in (torch.cat((x, x[:, :, :1]), 2) for x in (q, k))]
     seen = watch(method, spec, [[(one, other, other)] for one, other in zip(*parts, strict=True)], room).asked
@@ -79,6 +79,20 @@ def test_baselines_of_triattention_keep_what_its_authors_keep() -> None:
     pooled = smooth(average_attention(logits, inside, softmax="prefix", group="max"), "max", 7)
     for row, scores in enumerate(pooled.masked_fill(inside, torch.inf)):  # plateaus are cut anywhere
         same_best(kept[row], g["keep.snapkv"][row].tolist(), scores)
+
+
+def test_baselines_of_hard_kv_keep_what_its_authors_keep() -> None:
+    """Its SnapKV has no pooling; its R-KV does not normalise redundancy (`normalize`)."""
+    g, usual = load_golden("hardinfer_base"), {"window": WINDOW, "queries": "last"}
+    plain = SnapKV(**usual, softmax="prefix", group="max", kernel=1)
+    segments = next_scale([(10, 16), (1, 1)])  # one map, as its queries see all keys, those of the window too
+    for name, method in (
+        ("vanilla", plain),
+        ("snapkv", plain),
+        ("rkv", RKV(**usual, mix=0.07, normalize=False)),
+    ):
+        kept = kept_after(method, segments, g["K"], with_last(g["Q"], 160), 64)
+        assert kept == rows_of(g[f"base.{name}.kept_ids"]), name
 
 
 OF_SNAPKV: dict[str, Any] = {

@@ -1,15 +1,15 @@
 """Hard-KV: temperatures, baselines and masks of the authors' programs, what a slow reference keeps, Problem 1."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.hardkv.calibration import (
     GRADIENT_RANGE,
     Calibration,
@@ -21,26 +21,14 @@ from kvbench.methods.hardkv.calibration import (
 )
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.official import rank_rewritten, select_sparse, weigh_slots
-from kvbench.methods.rkv import RKV
 from kvbench.methods.shared.redundancy import measure_redundancy
-from kvbench.methods.snapkv import SnapKV
 from tests.support.engine import Asked, tokens_of, watch
 from tests.support.goldens import load_golden
-from tests.support.hardkv import (
-    ASKS,
-    KERNEL,
-    LATEST,
-    MIX,
-    SPEC,
-    P,
-    alter_slowly,
-    expected_marks,
-    rows_of,
-    score_slowly,
-)
 
+P = 0.9
+SPEC = ModelSpec("text", 2, 2, 8, next_token(10, [16, 16, 16, 4]), branches=1, logit_scale=8**-0.5)
+ASKS, LATEST, KERNEL, MIX = 6, 5, 3, 0.07
 Tokens = Sequence[Sequence[tuple[Tensor, ...]]]
-HEADS, D, WINDOW = 8, 16, 8
 TEMPERATURES = load_golden("hardinfer_temperature")
 QUERIES = TEMPERATURES["logits"].view(64, 1, 160)
 """Scores of the temperatures' reference: each query is a row of its own."""
@@ -77,29 +65,69 @@ def test_the_gradient_comes_near_where_there_is_a_root() -> None:
     assert ((found >= GRADIENT_RANGE[0]) & (found <= GRADIENT_RANGE[1])).all()
 
 
-def with_last(k: Tensor, q: Tensor) -> Tensor:
-    before = torch.zeros(*q.shape[:2], k.shape[2] - q.shape[2], D)
-    return torch.cat((before, q), 2)
+def score_slowly(
+    selector: Selector, q: Tensor, k: Tensor, positions: list[int], end: int
+) -> tuple[Tensor, Tensor]:
+    """Return the last queries' scores of `positions`, raw and as a selector makes them, [ASKS, slots] each.
+
+    `q` [query heads, tokens, 8] belongs to one KV head, whose keys are `k` [tokens, 8], `end` of them so far.
+    """
+    raw = []
+    for asking in range(end - ASKS, end):
+        scores = torch.stack([(q[:, asking] @ k[at]).max() * 8**-0.5 for at in positions])
+        scores[torch.tensor(positions) > asking] = -torch.inf
+        raw.append(scores)
+    return torch.stack(raw), torch.stack([alter_slowly(selector, scores, k, positions) for scores in raw])
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "snapkv", "rkv"])
-def test_the_programs_fixed_budgets_are_our_baselines(kind: str) -> None:
-    """Its SnapKV has no pooling; its R-KV does not normalise redundancy (`normalize`)."""
-    g = load_golden("hardinfer_base")
-    k, q = g["K"], with_last(g["K"], g["Q"])
-    shared = {"window": WINDOW, "queries": "last"}
-    method = (
-        RKV(mix=0.07, normalize=False, **shared)
-        if kind == "rkv"
-        else SnapKV(softmax="prefix", group="max", kernel=1, **shared)
-    )
-    # As one map, whose queries see all keys as the program's do, those of the window too.
-    spec = ModelSpec(
-        "reference", 1, HEADS, D, next_scale([(10, 16), (1, 1)]), branches=1, logit_scale=D**-0.5
-    )
-    seen = watch(method, spec, [[(q, k, k)], [(q[:, :, :1], k[:, :, :1], k[:, :, :1])]], 64).asked
-    for found, expected in zip(seen[0].ids(), g[f"base.{kind}.kept_ids"][0], strict=True):
-        assert found == sorted(expected.tolist())
+def alter_slowly(selector: Selector, scores: Tensor, k: Tensor, positions: list[int]) -> Tensor:
+    """What a selector makes of the scores [slots] of one query."""
+    if selector == "snapkv":
+        return torch.stack([scores[max(0, i - 1) : i + 2].max() for i in range(len(positions))])
+    if selector == "rkv":
+        repeated = measure_redundancy(k[positions][None], torch.ones(1, len(positions)).bool(), 0.5, 1)[0]
+        mixed = MIX * scores.softmax(0) - (1 - MIX) * repeated
+        mixed = mixed - mixed.min()
+        return (mixed / mixed.sum() + 1e-10).log()
+    return scores
+
+
+def expected_marks(
+    selector: Selector, q: Tensor, k: Tensor, positions: list[int], end: int, temperature: float | None
+) -> tuple[Tensor, float]:
+    """Which of `positions` each of the last queries marks, [ASKS, slots], and the head's temperature.
+
+    Arguments are those of `score_slowly`; `temperature` is None if it is not known yet.
+    """
+    raw, changed = score_slowly(selector, q, k, positions, end)
+    counts = torch.tensor([int(mark_top_p(scores.softmax(0), P).sum()) for scores in raw])
+    if temperature is None:
+        temperature = float(solve_temperatures(changed[None], counts[None], P, "bisection"))
+    return torch.stack([mark_top_p((scores / temperature).softmax(0), P) for scores in changed]), temperature
+
+
+class Row(NamedTuple):
+    """A row that was asked: its layer and number, q [query heads, tokens, 8], k [tokens, 8], slots before and after."""
+
+    place: tuple[int, int]
+    q: Tensor
+    k: Tensor
+    shown: list[int]
+    kept: list[int]
+
+
+def rows_of(seen: Sequence[Asked], inputs: Sequence[Sequence[tuple[Tensor, ...]]]) -> Iterator[Row]:
+    """Yield the rows of all layers and segments, each with all its queries and keys so far."""
+    for asked in seen:
+        q, k = (
+            torch.cat([segment[asked.layer][n] for segment in inputs[: asked.scale + 1]], 2) for n in (0, 1)
+        )
+        for row, (position, kept) in enumerate(zip(asked.position.tolist(), asked.ids(), strict=True)):
+            sequence, head = divmod(row, 2)
+            shown = [at for at in position if at >= 0]
+            yield Row(
+                (asked.layer, row), q[sequence, 2 * head : 2 * head + 2], k[sequence, head], shown, kept
+            )
 
 
 @pytest.mark.parametrize("selector", ["vanilla", "snapkv", "rkv"])

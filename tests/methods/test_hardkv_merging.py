@@ -7,15 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.merging import MergePlan, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.method import HardKV, Merge, Select
 from kvbench.methods.shared.view import View
 from tests.support.engine import close, listening, note_calls, open_cache, prepared, run, tokens_of
 from tests.support.goldens import load_golden
-from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC
 
 SCALE = 8**-0.5
+SPEC = ModelSpec("text", 2, 2, 8, next_token(10, [16, 16, 16, 4]), branches=1, logit_scale=SCALE)
+ASKS, LATEST, KERNEL = 6, 5, 3
 MERGES: tuple[Merge, ...] = ("none", "fixed", "multi", "exact")
 Inputs = Sequence[Sequence[tuple[Tensor, ...]]]
 

@@ -34,19 +34,11 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
     "LeverageScorePress": {"sketch_dimension": SKETCH},
 }
 OURS = {
-    "KnormPress": "knorm",
-    "KeyDiffPress": "keydiff",
-    "SnapKVPress": "snapkv",
-    "TOVAPress": "tova",
-    "StreamingLLMPress": "streaming_llm",
-    "CURPress": "cur",
-    "LagKVPress": "lagkv",
-    "LeverageScorePress": "leverage",
-    "NonCausalAttnPress": "noncausal",
-    "CompactorPress": "compactor",
-    "ExpectedAttentionPress": "expected_attention",
+    "KnormPress": "knorm", "KeyDiffPress": "keydiff", "SnapKVPress": "snapkv", "TOVAPress": "tova",
+    "StreamingLLMPress": "streaming_llm", "CURPress": "cur", "LagKVPress": "lagkv", "LeverageScorePress": "leverage",
+    "NonCausalAttnPress": "noncausal", "CompactorPress": "compactor", "ExpectedAttentionPress": "expected_attention",
     "CapPress": "capkv",
-}
+}  # fmt: skip
 """The method that does the same, by press; both are compared in tests/methods by recorded scores."""
 needs_kvpress = pytest.fixture(
     lambda: pytest.importorskip("kvpress", reason="the extra `kvpress` is not installed")
@@ -56,25 +48,15 @@ needs_kvpress = pytest.fixture(
 @cache
 def attention() -> tuple[Any, Tensor, dict[str, Tensor]]:
     """An attention module of transformers, a prompt's hidden states, and its q, k, v after the rotation."""
-    from transformers.models.llama.modeling_llama import (
-        LlamaAttention,
-        LlamaConfig,
-        LlamaRotaryEmbedding,
-        apply_rotary_pos_emb,
-    )
+    from transformers.models.llama import modeling_llama as llama
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=48,
-        num_attention_heads=HEADS * GROUPS,
-        num_key_value_heads=HEADS,
-        head_dim=D,
-        rope_theta=10000.0,
-    )
-    module = LlamaAttention(config, 0)
+    heads = {"num_attention_heads": HEADS * GROUPS, "num_key_value_heads": HEADS, "head_dim": D}
+    config = llama.LlamaConfig(hidden_size=48, rope_theta=10000.0, **heads)
+    module = llama.LlamaAttention(config, 0)
     for parameter in module.parameters():  # fresh ones are so small that queries hardly matter
         torch.nn.init.normal_(parameter, std=0.25)
-    module.rotary_emb = LlamaRotaryEmbedding(config)
+    module.rotary_emb = llama.LlamaRotaryEmbedding(config)
     hidden = torch.randn(1, TOKENS, 48)
     with torch.no_grad():
         q, k, v = (
@@ -82,7 +64,7 @@ def attention() -> tuple[Any, Tensor, dict[str, Tensor]]:
             for layer in (module.q_proj, module.k_proj, module.v_proj)
         )
         cos, sin = module.rotary_emb(hidden, torch.arange(TOKENS)[None])
-        q, k = apply_rotary_pos_emb(q, k, cos, sin)
+        q, k = llama.apply_rotary_pos_emb(q, k, cos, sin)
     return module, hidden, {"q": q, "k": k, "v": v, "cos": cos, "sin": sin}
 
 

@@ -13,6 +13,7 @@ from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.method import HACK
 from kvbench.methods.pyramidkv import PyramidKV
+from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.capacities import share_evenly
@@ -180,3 +181,20 @@ def test_heads_compete_as_written_out(seed: int, room: int, safeguard: float) ->
         rest = sorted((s for s in slots if s not in safe), key=lambda s: (-float(scores[s]), s))
         expected = safe | set(rest[: 2 * room - len(safe)])
         assert {(row, slot) for row in rows for slot in range(9) if chosen[row, slot]} == expected
+
+
+@pytest.mark.parametrize(
+    ("remove", "left"),
+    [
+        ("none", {0, 1, 2, 3, 4}), ("condensed", {2, 3, 4}), ("intermediate", {0, 1, 3, 4}),
+        ("local", {0, 1, 2}), ("all", set()),
+    ],
+)  # fmt: skip
+def test_scale_groups_leave_one_group_out(remove: str, left: set[int]) -> None:
+    seen = watch(ScaleGroups(remove), SPEC, tokens_of(SPEC, 2)).asked
+    for asked in seen:
+        expected = [
+            p for s in SPEC.segments[: asked.scale + 1] if s.index in left for p in range(s.start, s.end)
+        ]
+        assert asked.ids() == [expected] * len(asked.position)
+    assert len(seen) == SPEC.layers * 5

@@ -28,6 +28,7 @@ from kvbench.methods.heatkv.schedule import (
 )
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
 from kvbench.methods.shared.calibration import Artifact
+from tests.support.engine import small, tokens_of, watch
 from tests.support.places import GOLDENS
 from tests.support.published import INFINITY, SIDES
 
@@ -299,3 +300,18 @@ def test_cas_is_the_last_scale_past_the_sinks() -> None:
 def test_ties_go_by_head_then_layer() -> None:
     ranks = rank_heads(torch.zeros(2, 3, 1, dtype=torch.float64))[0]
     assert ranks.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize("method", [HeatKV(2), HeatKV(2, naive=True), BinaryHeatKV(2)])
+def test_a_cache_holds_what_the_schedule_says(method: HeatKV) -> None:
+    spec = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
+    artifact = AttentionByScale().make_random_artifact(spec)
+    cache, schedule = watch(method, spec, tokens_of(spec, 2), "0.25", artifact).cache, method.schedule
+    # The cache moves on to the next scale's state as soon as a layer ran, so only whole scales compare.
+    held = torch.tensor(cache.ledger.tokens_after)
+    assert (held <= torch.from_numpy(schedule.cached_after)).all()
+    lengths = torch.tensor(spec.lengths)
+    for k in range(1, len(spec.segments)):
+        present = ~torch.from_numpy(schedule.absent[k, :k])
+        assert held[k - 1, -1] == (present.sum((1, 2)) * lengths[:k]).sum()
+    assert schedule.absent.any()
