@@ -276,19 +276,14 @@ def test_large_values_leave_room_for_the_window() -> None:
     assert all(newest <= set(row) and len(row) == CAPACITY for row in keep_large(VaSE(large=0.9), 5))
 
 
-def attend_by(weights: list[float], capacity: int, prompts: int) -> list[list[int]]:
-    """What stays of a prompt whose tokens get attention in proportion to `weights` from its last two."""
-    spec = text(len(weights) + 2, [])
-    keys, queries = (torch.zeros(prompts, 2, len(weights) + 2, D) for _ in range(2))
-    keys[:, :, :-2, 0] = torch.tensor(weights).log().clamp(min=-1e4) * D**0.5
+def test_slots_are_drawn_in_proportion_to_attention() -> None:
+    """Of two tokens, the second gets twice the attention of the last two."""
+    spec = text(4, [])
+    keys, queries = (torch.zeros(2000, 2, 4, D) for _ in range(2))
+    keys[:, :, 1, 0] = torch.tensor(2.0).log() * D**0.5
     queries[..., -2:, 0] = 1
     method, inputs = VaSE(window=2, large=0, kernel=1), [[(queries, keys, keys)], [(keys[:, :, :1],) * 3]]
-    seen = watch(method, spec, inputs, f"{capacity}").asked
-    return [ids[:-2] for ids in seen[0].ids()]
-
-
-def test_slots_are_drawn_in_proportion_to_attention() -> None:
-    kept = attend_by([1.0, 2.0], 3, 2000)
+    kept = [ids[:-2] for ids in watch(method, spec, inputs, "3").asked[0].ids()]
     share = sum(ids == [1] for ids in kept) / len(kept)
     assert abs(share - 2 / 3) < 5 * (2 / 9 / len(kept)) ** 0.5
 

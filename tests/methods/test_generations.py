@@ -211,19 +211,14 @@ def test_distant_attention_is_what_the_neighbourhood_does_not_receive() -> None:
             assert found[layer, head].item() == pytest.approx(sum(shares) / len(shares), abs=1e-5)
 
 
-def classify(*spatial: bool) -> Artifact:
-    """Heads in order, the spatial ones of a small share of distant attention."""
-    distant = torch.tensor([0.1 if one else 0.9 for one in spatial], dtype=torch.float64)
-    return Artifact("distant_attention", {"distant": distant.view(IMAGE.layers, IMAGE.heads)})
-
-
 @pytest.mark.parametrize(("accumulate", "recent"), [("all", 2), ("newest", 2), ("all", 100)])
 def test_each_class_of_ssd_keeps_what_it_should(accumulate: Any, recent: int) -> None:
     """The newest tokens take two thirds of a semantic head at most."""
     inputs = tokens_of(IMAGE, 2, groups=2)
     method = SSD(sinks=1, window=6, recent=recent, accumulate=accumulate)
-    budget = 14
-    asked = watch(method, IMAGE, inputs, budget, classify(True, False, False, True)).asked
+    distant, budget = torch.tensor([[0.1, 0.9], [0.9, 0.1]], dtype=torch.float64), 14  # low: spatial heads
+    artifact = Artifact("distant_attention", {"distant": distant})
+    asked = watch(method, IMAGE, inputs, budget, artifact).asked
     rooms = {True: CONDITION + 6, False: 2 * budget - CONDITION - 6}
     held = {(layer, row): [*range(CONDITION)] for layer in range(2) for row in range(4)}
     sums = {place: torch.zeros(IMAGE.segments[-1].end, dtype=torch.float64) for place in held}

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.merging import MergePlan, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.method import HardKV, Merge, Select
 from kvbench.methods.shared.view import View
-from tests.support.engine import close, listening, note_calls, open_cache, prepared, run, tokens_of
+from tests.support.engine import close, note_calls, open_cache, run, tokens_of, watch
 from tests.support.goldens import load_golden
 
 SCALE = 8**-0.5
@@ -68,38 +67,20 @@ def merge_slowly(
     return Head(kept, keys[chosen], values[chosen], bias[chosen])
 
 
-class Seen(NamedTuple):
-    """A run: what attention gave, what each call kept, and every score that it was chosen by."""
-
-    out: list[Tensor]
-    cache: KVCache
-    kept: dict[tuple[int, int], list[list[int]]]
-    worth: dict[tuple[int, int], list[dict[int, float]]]
-
-
-def watch(
-    inputs: Inputs, merge: Merge, budget: float, select: Select = "top_p", *, lse: bool = False
-) -> Seen:
-    method = HardKV(
-        queries=ASKS, window=LATEST, kernel=KERNEL, select=select, merge=merge, watch_lse=lse, start=0.3
-    )
-    prepared(method, SPEC, budget)
-    scored, asked = note_calls(method, "score"), listening(method)
-    cache = KVCache(SPEC, method, dtype=torch.float32)
-    out = run(cache, inputs)
-    worth = {}
-    for view, scores in scored:
-        rows = zip(view.position.tolist(), scores.tolist(), strict=True)
-        worth[view.layer, view.segment.index] = [dict(zip(*row, strict=True)) for row in rows]
-    return Seen(out, cache, {(one.layer, one.scale): one.ids() for one in asked}, worth)
-
-
 Lse = dict[tuple[int, int], list[tuple[float, float]]]
 """By sequence and segment: of every head, log-sum-exp before and after what left."""
 
 
-def replay(inputs: Inputs, seen: Seen, merge: Merge) -> tuple[list[Tensor], float, Lse]:
-    """What attention gives over slots that are stored one by one, the mean change of lse in a drop, and all lse."""
+def replay(
+    inputs: Inputs,
+    asked: dict[tuple[int, int], list[list[int]]],
+    worths: dict[tuple[int, int], list[dict[int, float]]],
+    merge: Merge,
+) -> tuple[list[Tensor], float, Lse]:
+    """What attention gives over slots that are stored one by one, the mean change of lse in a drop, and all lse.
+
+    By layer and segment: positions that each row kept, and its scores by position.
+    """
     sequences = len(inputs[0][0][0])
     heads = {
         (layer, row): Head([], torch.empty(0, 8), torch.empty(0, 8), torch.empty(0))
@@ -125,11 +106,10 @@ def replay(inputs: Inputs, seen: Seen, merge: Merge) -> tuple[list[Tensor], floa
                 )
                 if at.last:
                     continue
-                kept = seen.kept[layer, at.index][row]
+                kept = asked[layer, at.index][row]
                 after, lse = head, [score(mine[:, -ASKS:], head, at.end).logsumexp(-1)] * 2
                 if len(kept) < len(head.positions):
-                    worth = seen.worth[layer, at.index][row]
-                    after = merge_slowly(merge, head, kept, worth, mine, at.end)
+                    after = merge_slowly(merge, head, kept, worths[layer, at.index][row], mine, at.end)
                     lse = [score(mine[:, -ASKS:], one, at.end).logsumexp(-1) for one in (head, after)]
                     changes.append(float((lse[1] - lse[0]).mean()))
                 noted.setdefault((sequence, at.index), []).append(
@@ -144,12 +124,18 @@ def replay(inputs: Inputs, seen: Seen, merge: Merge) -> tuple[list[Tensor], floa
 @pytest.mark.parametrize("merge", MERGES)
 def test_attention_is_over_what_was_merged(merge: Merge, budget: float, select: Select) -> None:
     """At the smaller budget more leave than may take."""
-    inputs = tokens_of(SPEC, 2, groups=2)
-    seen = watch(inputs, merge, budget, select, lse=True)
-    expected, drift, noted = replay(inputs, seen, merge)
-    close(seen.out, expected)
+    inputs, usual = tokens_of(SPEC, 2, groups=2), {"queries": ASKS, "window": LATEST, "kernel": KERNEL}
+    method = HardKV(**usual, select=select, merge=merge, watch_lse=True, start=0.3)
+    scored = note_calls(method, "score")
+    cache, asked, out = watch(method, SPEC, inputs, budget)
+    worth = {}
+    for view, scores in scored:
+        rows = zip(view.position.tolist(), scores.tolist(), strict=True)
+        worth[view.layer, view.segment.index] = [dict(zip(*row, strict=True)) for row in rows]
+    expected, drift, noted = replay(inputs, {one[:2]: one.ids() for one in asked}, worth, merge)
+    close(out, expected)
     for sequence in range(2):
-        steps = seen.cache.ledger.trace(SPEC, sequence)
+        steps = cache.ledger.trace(SPEC, sequence)
         assert [step.tokens for step in steps] == list(SPEC.ends[:-1])
         for index, step in enumerate(steps):
             pairs = noted[sequence, index]
@@ -158,8 +144,8 @@ def test_attention_is_over_what_was_merged(merge: Merge, budget: float, select: 
                 pytest.approx(before, abs=1e-4),
                 pytest.approx(after, abs=1e-4),
             )
-    assert seen.cache.ledger.lse_drift == pytest.approx(drift, rel=1e-4, abs=1e-6)
-    assert seen.cache.ledger.peak_tokens <= seen.cache.method.budget.capacity
+    assert cache.ledger.lse_drift == pytest.approx(drift, rel=1e-4, abs=1e-6)
+    assert cache.ledger.peak_tokens <= method.budget.capacity
 
 
 @pytest.mark.parametrize("merge", MERGES[1:])

@@ -13,7 +13,6 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods import presses
 from kvbench.methods.presses import KVPress, PressError, find_ratio, list_presses, make_press
-from kvbench.methods.shared.base import Method
 from kvbench.models.parts.rotary import rotate_line
 from tests.support.drawing import halves_as_pairs
 from tests.support.engine import D, small, tokens_of, watch
@@ -68,30 +67,23 @@ def attention() -> tuple[Any, Tensor, dict[str, Tensor]]:
     return module, hidden, {"q": q, "k": k, "v": v, "cos": cos, "sin": sin}
 
 
-def official_scores(name: str) -> Tensor:
-    """Scores [heads, tokens] by kvpress on the module itself."""
+@pytest.mark.usefixtures("needs_kvpress")
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_a_guest_keeps_what_kvpress_keeps(name: str) -> None:
     module, hidden, x = attention()
     press = make_press(name, SETTINGS.get(name, {}))
     press.compression_ratio = 1 - (KEPT + 0.5) / TOKENS
     more = {"position_embeddings": (x["cos"], x["sin"]), "hidden_states": hidden}
     with torch.no_grad(), torch.random.fork_rng([]):
-        return press.score(module, hidden, x["k"].clone(), x["v"].clone(), None, more)[0]
-
-
-def kept_here(method: Method) -> list[list[int]]:
-    """Positions that each head keeps of the prompt, in the cache."""
-    *_, x = attention()
+        scores = press.score(module, hidden, x["k"].clone(), x["v"].clone(), None, more)[0]
+    expected = [sorted(row) for row in scores.topk(KEPT, -1).indices.tolist()]
     prompt = (halves_as_pairs(x["q"]), halves_as_pairs(x["k"]), x["v"])
-    later = tuple(part[:, :, :LATER] for part in prompt)
-    rotation = rotate_line(TOKENS + LATER, D, 10000.0)
-    return watch(method, SPEC, [[prompt], [later]], KEPT, rotation=rotation).asked[0].ids()
-
-
-@pytest.mark.usefixtures("needs_kvpress")
-@pytest.mark.parametrize("name", sorted(OURS))
-def test_a_guest_keeps_what_kvpress_keeps(name: str) -> None:
-    expected = [sorted(row) for row in official_scores(name).topk(KEPT, -1).indices.tolist()]
-    assert kept_here(KVPress(name, SETTINGS.get(name, {}))) == expected
+    inputs, rotation = (
+        [[prompt], [tuple(x[:, :, :LATER] for x in prompt)]],
+        rotate_line(TOKENS + LATER, D, 10000.0),
+    )
+    asked = watch(KVPress(name, SETTINGS.get(name, {})), SPEC, inputs, KEPT, rotation=rotation).asked
+    assert asked[0].ids() == expected
 
 
 def runs_on(name: str, spec: ModelSpec, asked: Literal["prompt", "every"]) -> str:

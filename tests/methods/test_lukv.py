@@ -41,13 +41,6 @@ CASES = {"case0": (2, 4, 1), "case1": (3, 4, 8), "case2": (1, 0, 1)}  # pairs, s
 PRESSES = {"case3": (0, 0.5), "case4": (1, 0.8), "case5": (0, 0.93)}  # layer, ratio; sink 4, window 1
 
 
-def align(utility: Tensor, score: Tensor, sink: int, window: int) -> Floats:
-    """Utilities of the tokens between sink and window, the least scored first."""
-    inner = slice(sink, utility.shape[-1] - window)
-    order = score[..., inner].argsort(dim=-1, stable=True)
-    return utility[..., inner].gather(-1, order).double().numpy()
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_tables_are_those_of_the_authors_program(case: str) -> None:
     golden = {k.removeprefix(f"{case}."): x for k, x in load_golden("nm_lukv").items()}
@@ -65,7 +58,9 @@ def test_tables_are_those_of_the_authors_program(case: str) -> None:
         torch.testing.assert_close(found, golden["utility.0"][layer], rtol=1e-4, atol=0)
     tables: dict[str, list[Floats]] = {"global": [], "layer": []}
     for pair in range(pairs):
-        aligned = align(golden[f"utility.{pair}"], golden[f"score.{pair}"], sink, window)
+        inner = slice(sink, tokens - window)
+        order = golden[f"score.{pair}"][..., inner].argsort(dim=-1, stable=True)
+        aligned = golden[f"utility.{pair}"][..., inner].gather(-1, order).double().numpy()
         losses = find_marginal_losses(aligned)
         if not pair:
             np.testing.assert_allclose(aligned[..., ::-1], golden["aligned.0"], rtol=1e-4)

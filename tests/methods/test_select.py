@@ -11,11 +11,9 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.methods.h2o import H2O
-from kvbench.methods.hack.method import HACK
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.capacities import share_evenly
 from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.hook_results import NotANumber
@@ -29,7 +27,7 @@ from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.tova import TOVA
-from tests.support.engine import Watched, open_cache, run, small, tokens_of, watch
+from tests.support.engine import open_cache, run, small, tokens_of, watch
 
 SPEC = small(layers=2, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
 
@@ -91,22 +89,12 @@ def test_the_best_slots(rows: list[list[int]], data: st.DataObject) -> None:
     assert choose_best(torch.tensor(rows, dtype=torch.float32), 2).sum(1).tolist() == [2] * len(rows)
 
 
-Inputs = list[list[tuple[Tensor, ...]]]
-
-
-def kept_by(method: Method, inputs: Inputs, budget: str) -> Watched:
-    """A generation by a method with random numbers for what it calibrates."""
-    needs = method.needs()
-    found = needs.make_random_artifact(SPEC) if isinstance(needs, Observer) else None
-    return watch(method, SPEC, inputs, budget, found)
-
-
-@pytest.mark.parametrize("kind", [SnapKV, H2O, HACK])
+@pytest.mark.parametrize("kind", [SnapKV, H2O])
 def test_who_decides(kind: type[Method]) -> None:
     kept = {}
     inputs = tokens_of(SPEC, 4, seed=2)
     for rows in ("per_row", "mean", "conditional"):
-        seen = kept_by(kind(branch_mode=rows, sinks=1), inputs, "0.4").asked
+        seen = watch(kind(branch_mode=rows, sinks=1), SPEC, inputs, "0.4").asked
         halves = [(asked.ids()[: 2 * SPEC.heads], asked.ids()[2 * SPEC.heads :]) for asked in seen]
         assert all(mine == twin for mine, twin in halves) == (rows != "per_row")
         kept[rows] = [mine for mine, _ in halves]

@@ -128,22 +128,18 @@ def test_the_same_slots_are_kept(case: str, normalize: bool) -> None:
         assert all(slots(method.keep(view)) == wanted for view in views)
 
 
-def line_inputs() -> list[list[tuple[Tensor, ...]]]:
-    """Keys of `line`, which have no gaps, as a generation's; values and queries do not matter."""
-    g, spec = load_golden("ld_triattention_line"), spec_of("line")
-    last = torch.zeros(spec.layers, spec.heads, 1, spec.head_dim)
-    keys = torch.cat((halves_as_pairs(g["keys"]), halves_as_pairs(g["round2.new_keys"]), last), 2)
-    parts = keys.split([segment.length for segment in spec.segments], 2)
-    return [[(k.repeat(1, spec.group, 1, 1), k, k) for k in part[:, None]] for part in parts]
-
-
 @pytest.mark.parametrize(
     ("shared", "name"), [("none", "layer_head_max.z"), ("layers", "head.z"), ("all", "union.z")]
 )
 def test_a_generation_keeps_what_the_authors_keep(shared: Any, name: str) -> None:
+    """The keys of `line` have no gaps; values and queries do not matter."""
     g, spec = load_golden("ld_triattention_line"), spec_of("line")
+    last = torch.zeros(spec.layers, spec.heads, 1, spec.head_dim)
+    keys = torch.cat((halves_as_pairs(g["keys"]), halves_as_pairs(g["round2.new_keys"]), last), 2)
+    parts = keys.split([segment.length for segment in spec.segments], 2)
+    inputs = [[(k.repeat(1, spec.group, 1, 1), k, k) for k in part[:, None]] for part in parts]
     method = TriAttention(sinks=1, shared=shared)
-    cache, seen, _ = watch(method, spec, line_inputs(), 88, artifact_of("line"))
+    cache, seen, _ = watch(method, spec, inputs, 88, artifact_of("line"))
     expected = g[f"keep.{name}"].expand(spec.layers, spec.heads, -1)
     found = [asked.ids() for asked in seen if asked.scale == 1]
     assert found == expected.tolist()

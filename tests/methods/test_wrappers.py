@@ -18,7 +18,7 @@ from kvbench.methods.critical import Critical
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.keydiff import KeyDiff
-from kvbench.methods.merging.method import D2O, CaM, LookM, Merger, MergingPress
+from kvbench.methods.merging.method import D2O, CaM, LookM, MergingPress
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.view import View
@@ -68,11 +68,6 @@ def test_every_wrapper_goes_around_every_base(
     assert found.cache.ledger.peak_bytes <= float(method.budget.capacity) * 2 * 8 * 4 * 4
     assert all(torch.isfinite(one).all() for one in found.out)
     assert [int(one.kept.sum()) for one in found.asked] == [int(one.kept.sum()) for one in expected.asked]
-    if isinstance(method, Merger):  # in layers that no merged slot reached before, the same slots stay
-        dropped = next(i for i, one in enumerate(found.asked) if (one.position >= 0).ne(one.kept).any())
-        assert [x.ids() for x in found.asked[: dropped + 1]] == [
-            x.ids() for x in expected.asked[: dropped + 1]
-        ]
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,6 @@ def ready(budget: str, artifact: Artifact, spec: ModelSpec = SPEC, **options: An
     return method
 
 
-def slow_reliance(mass: Tensor, spec: ModelSpec, k: int, layer: int, head: int) -> float:
-    total = 0.0
-    for later in range(k + 1, len(spec.segments)):
-        total += sum(float(mass[layer, head, later, s]) for s in range(later)) / spec.ends[later - 1]
-    return total
-
-
 def slow_fill(tokens: int, weights: Sequence[float], sizes: Sequence[int], reach: Sequence[int]) -> list[int]:
     """Water-filling by bisection of the level."""
     low, high = 0.0, 1e12
@@ -83,10 +76,9 @@ def test_published_shares_follow_reliance(tau: float, alpha: float) -> None:
     groups = [group for group in groups if group[2]]
     held = [0] * len(groups)
     for k, length in enumerate(SPEC.lengths[:-1]):
-        means = [
-            sum(slow_reliance(mass, SPEC, k, layer, h) for h in heads) / len(heads)
-            for layer, _, heads in groups
-        ]
+        paid = [mass[:, :, later, :later].sum(-1) / SPEC.ends[later - 1] for later in range(k + 1, 6)]
+        reliance = torch.stack(paid).sum(0)
+        means = [float(reliance[layer, heads].mean()) for layer, _, heads in groups]
         weights, sizes = [mean**tau for mean in means], [len(heads) for *_, heads in groups]
         held = slow_fill(tokens, weights, sizes, [before + length for before in held])
         for (layer, _, heads), wanted in zip(groups, held, strict=True):

@@ -22,7 +22,7 @@ from kvbench.methods.pricekv.noise import PrecisionError, list_precisions
 from kvbench.methods.pricekv.problem import list_sources, measure_usage
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.precision import Precision
-from tests.support.engine import D, open_cache, run, tokens_of
+from tests.support.engine import D, open_cache, run, tokens_of, watch
 from tests.support.layer_outputs import FOLD, SCALES, Inputs, attention, project, projections
 
 PLAIN_SCALES = ModelSpec("scales", 3, 2, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
@@ -33,17 +33,12 @@ def artifact_of(method: PriceKVBlocks, spec: ModelSpec) -> Artifact:
     return method.needs().make_random_artifact(spec)
 
 
-def ran(method: PriceKVBlocks, spec: ModelSpec, budget: str) -> KVCache:
-    there = open_cache(method, spec, budget, artifact_of(method, spec))
-    run(there, tokens_of(spec, 2))
-    return there
-
-
 @pytest.mark.parametrize(
     ("spec", "budget"), [(PLAIN_SCALES, "0.2"), (PLAIN_ROWS, "0.5")], ids=["scales", "rows"]
 )
 def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> None:
-    there = ran(PriceKVBlocks(recent=3), spec, budget)
+    method = PriceKVBlocks(recent=3)
+    there = watch(method, spec, tokens_of(spec, 2), budget, artifact_of(method, spec)).cache
     held = measure_usage(there.method.problem, there.method.solution).reshape(-1, spec.layers + 1)
     assert there.ledger.tokens_after == held[:, 1:].tolist()
 
@@ -68,24 +63,17 @@ def test_what_saw_nothing_fills_the_budget_all_the_same() -> None:
     assert budget.tokens - max(PLAIN_SCALES.lengths[:-1]) < held.max() <= budget.tokens
 
 
-def in_bytes(menu: tuple[int, ...], share: bool, budget: str) -> KVCache:
-    """A cache of the menu's precisions, out of random errors, noises and codebooks."""
-    method = PriceKVBlocks(menu=menu, share=share)
+@pytest.mark.parametrize(("share", "budget"), [(False, "0.05"), (True, "0.1")])
+def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: str) -> None:
+    """Out of random errors, noises and codebooks."""
+    method = PriceKVBlocks(menu=(16, 8, 4, 2), share=share)
     artifact = artifact_of(method, PLAIN_SCALES)
     artifact.tensors["noise"].mul_(1e-3)
     method.prepare(PLAIN_SCALES, Budget.parse_bytes(budget, PLAIN_SCALES, token_bytes=4 * D), artifact)
     codebooks = Codebooks().make_random_artifact(PLAIN_SCALES).tensors
-    cache = KVCache(
-        PLAIN_SCALES, method, dtype=torch.float32, packing=Packing(16, CODEBOOKS), codebooks=codebooks
-    )
-    run(cache, tokens_of(PLAIN_SCALES, 4))
-    return cache
-
-
-@pytest.mark.parametrize(("share", "budget"), [(False, "0.05"), (True, "0.1")])
-def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: str) -> None:
-    there = in_bytes((16, 8, 4, 2), share, budget)
-    method = there.method
+    packing = Packing(16, CODEBOOKS)
+    there = KVCache(PLAIN_SCALES, method, dtype=torch.float32, packing=packing, codebooks=codebooks)
+    run(there, tokens_of(PLAIN_SCALES, 4))
     held = measure_usage(method.problem, method.solution).reshape(-1, PLAIN_SCALES.layers + 1)[:, 1:]
     pairs = np.array(there.ledger.held_bytes).max(-1) * PLAIN_SCALES.branches
     assert pairs.tolist() == held.tolist()
@@ -97,13 +85,6 @@ def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: st
 
 
 ROWS = replace(SCALES, segments=next_token(3, [4, 4, 4, 4, 3]))
-
-
-def calibrate(spec: ModelSpec, observer: SubsetError, weights: Tensor | None) -> Tensor:
-    projection = None if weights is None else weights.__getitem__
-    cache = open_cache(observer, spec, projection=projection)
-    run(cache, tokens_of(spec, 2 * spec.branches, groups=FOLD))
-    return observer.average()["error"]
 
 
 @pytest.mark.parametrize(
@@ -119,10 +100,13 @@ def calibrate(spec: ModelSpec, observer: SubsetError, weights: Tensor | None) ->
 def test_errors_are_those_of_masked_attention(
     spec: ModelSpec, recent: int, importance: Importance, projected: bool
 ) -> None:
-    weights = projections(spec) if projected else None
-    found = calibrate(spec, SubsetError(importance, queries=3, recent=recent), weights)
+    observer, inputs = (
+        SubsetError(importance, queries=3, recent=recent),
+        tokens_of(spec, 2 * spec.branches, groups=FOLD),
+    )
+    run(open_cache(observer, spec, projection=projections(spec).__getitem__ if projected else None), inputs)
+    found = observer.average()["error"]
     expected, entry = torch.zeros_like(found), 0
-    inputs = tokens_of(spec, 2 * spec.branches, groups=FOLD)
     for at, sources in zip(spec.segments[1:], list_sources(spec, recent)[1:], strict=True):
         count = min(3, at.length)
         asking = [i * at.length // count for i in range(count)]

@@ -14,14 +14,12 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.schedule import sum_tokens
-from kvbench.methods.contents.norms import CUR
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
 from kvbench.methods.lukv.method import LUKV
 from kvbench.methods.pricekv.forecast import Forecast
 from kvbench.methods.pricekv.greedy import allocate_by_gain, allocate_calibrated
 from kvbench.methods.pricekv.method import PriceKV, ScoreErrors
-from kvbench.methods.random_attention import RandomAttention
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.methods.shared.view import View
@@ -132,14 +130,6 @@ def test_heads_that_retrieve_hold_whole_texts_and_b_holds() -> None:
     assert (method.capacities[-1].flatten()[[0, 2, 3]] < TEXTS.cached_length).all()
     assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
     assert cache.ledger.peak_tokens == method.budget.tokens
-
-
-def test_each_setting_of_a_base_names_a_calibration_of_its_own() -> None:
-    bases = (CUR(), CUR(leading=4), CUR(project=2), CUR(seed=1, project=2), RandomAttention())
-    names = {
-        repr(PriceKV(base=base, error=error).needs()) for base in bases for error in ("output", "oracle")
-    }
-    assert len(names) == 2 * len(bases)
 
 
 def test_a_calibrated_base_is_calibrated_first() -> None:
