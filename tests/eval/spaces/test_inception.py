@@ -20,6 +20,7 @@ from kvbench.eval.distribution.fid import Fid, FidReal
 from kvbench.eval.distribution.frechet import frechet_distance, moments
 from kvbench.eval.distribution.inception_score import InceptionScore, inception_score
 from kvbench.eval.distribution.kid import Kid
+from kvbench.eval.distribution.mind import MindReal
 from kvbench.eval.distribution.precision_recall import PrecisionRecall, PrecisionRecallReal
 from kvbench.eval.files import store
 from kvbench.eval.files.images import ImageSet
@@ -293,6 +294,7 @@ def test_missing_statistics_are_skipped_with_what_to_do(
         assert why in reason(FidReal(clean, statistics), "skipped", few_pairs[0])
     names = [name for space in (Clean(), Adm(), AdmSpatial()) for name in FidReal(space).metrics]
     assert names == ["fid_real_clean", "fid_adm", "sfid_adm"]
+    assert FidReal(Adm()).default == MindReal(Adm()).default == dataset.REFERENCE_BATCH
 
 
 @pytest.mark.slow
