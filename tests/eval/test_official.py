@@ -24,8 +24,6 @@ pytestmark = pytest.mark.usefixtures("offline")
 STORED = json.loads((GOLDEN / "newer_metrics.json").read_text())
 DPG, ONEIG = DpgOfficial(scores=True), OneIg(scores=True)
 UNIGENBENCH, GENEVAL = UniGenBench(scores=True), GenEvalOfficial(verdicts=True)
-ITEMS = ("b, 1", "a", "c")
-PROMPTS = (("anime", "000"), ("anime", "001"), ("object", "000"), ("reasoning", "000"))
 LINE = {"tag": "counting", "include": [{"class": "dog", "count": 2}], "exclude": []}
 DOGS = [{**LINE, "prompt": text} for text in ("two dogs", "two wet dogs")]
 
@@ -35,8 +33,8 @@ def keys(*prompts: tuple[str, str]) -> list[dict[str, object]]:
 
 
 METAS: Mapping[OfficialProgram, Sequence[Mapping[str, object]]] = {
-    DPG: [{"item_id": item} for item in ITEMS],
-    ONEIG: keys(*PROMPTS),
+    DPG: [{"item_id": item} for item in ("b, 1", "a", "c")],
+    ONEIG: keys(("anime", "000"), ("anime", "001"), ("object", "000"), ("reasoning", "000")),
     UNIGENBENCH: [{"unigenbench_index": number} for number in "987"],
     GENEVAL: DOGS,
 }
@@ -48,10 +46,9 @@ def make_run(
     program: OfficialProgram,
     metas: Sequence[Mapping[str, object]] | None = None,
     copies: int = 4,
-    size: int = 8,
 ) -> ImageSet:
     each = [meta for meta in metas or METAS[program] for _ in range(copies)]
-    return make_noise(folder, each, [str(meta.get("prompt", meta)) for meta in each], size=size)
+    return make_noise(folder, each, [str(meta.get("prompt", meta)) for meta in each], size=8)
 
 
 def place(images: ImageSet, name: str) -> Path:

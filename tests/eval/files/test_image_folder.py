@@ -144,7 +144,9 @@ def test_bad_folders_are_one_line(
     [
         (["fdi"], "fdi: no such metric or group; did you mean fid? choose from fid"),
         (["ssim", "--set", "batch"], "--set batch: NAME=VALUE is needed"),
-        (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be a whole number of at least 1"),
+        (["ssim", "--set", "size=3"], "--set size=3: no such setting; there are ssim.batch, ssim.double"),
+        (["ssim", "--set", "batch=x"], "--set batch=x: int is needed, such as 8"),
+        (["ssim", "--set", "_target_=os.system"], "--set _target_=os.system: no such setting"),
         (["ssim", "--out", __file__], "is not a folder); name another folder"),
         (["psnr", "--out", "/proc/kvbench"], "--out /proc/kvbench cannot be written to ("),
         (["psnr", "--device", "tpu9"], "device=tpu9: torch has no such device; give cpu or cuda"),
