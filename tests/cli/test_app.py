@@ -65,20 +65,6 @@ def test_bounds_later_metrics_and_differences(command: Command, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_sweep_of_calibrations_ends_with_their_stability(command: Command, tmp_path: Path) -> None:
-    sweep = ("sweeps=heatkv_fig6", "calibrate.seed=1,2", "calibrate.count=1")
-    status, out, _ = command("-m", *sweep)
-    assert status == 0
-    assert "2 calibrations, worst" in out
-    assert "these tables again" not in out  # a report has no runs to read
-    assert (tmp_path / "runs" / "heatkv_fig6.png").read_bytes().startswith(b"\x89PNG")
-    rows = (tmp_path / "runs" / "report-heatkv_fig6.md").read_text().splitlines()
-    assert [row.split("|")[1].strip() for row in rows[-7:]] == list(
-        "2345678"
-    )  # past the sink, before the last
-
-
-@pytest.mark.slow
 def test_heatkv_reads_an_order_file_and_a_profile_the_calibration_of_a_run(
     command: Command, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from kvbench.cli import launch
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import MAX_LINE, describe_error
 from kvbench.cli.sweeps.launchers import SETTINGS, check_launcher_settings
-from kvbench.core.config import ConfigError, check_file, read_count
+from kvbench.core.config import ConfigError, read_count
 from tests.support.command_line import run_python
 from tests.support.places import ROOT
 
@@ -68,20 +68,6 @@ def test_callbacks_of_files_are_refused() -> None:
     """A file of `hydra.searchpath` may set what a word of a command may not."""
     with pytest.raises(ConfigError, match=r"^hydra.callbacks=.*: must stay as in conf/config.yaml"):
         compose_job(["++hydra.callbacks.x={_target_:os.getcwd}"])
-
-
-def test_files_to_write(tmp_path: Path) -> None:
-    (tmp_path / "folder.npz").mkdir()
-    (tmp_path / "file").write_text("")
-    for place, message in (
-        ("folder.npz", "it is a folder"),
-        ("file/x.npz", "is not a folder"),
-        ("x.npz\0.npz", "null"),
-    ):
-        with pytest.raises(ConfigError, match=f"^plan.export=.*{message}"):
-            check_file("plan.export", str(tmp_path / place), ".npz")
-    check_file("plan.export", str(tmp_path / "new/x.npz"), ".npz")
-    assert not (tmp_path / "new").exists()
 
 
 def test_lines_are_bounded() -> None:

@@ -176,20 +176,17 @@ def test_sinks_come_from_the_model_unless_set(model: str, sinks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("protect", "scorers", "ams"), [("equal", 3, 3), ("paper", 0, 2)])
-def test_protect_says_who_keeps_the_leading_scales(protect: str, scorers: int, ams: int) -> None:
-    expected = {"swa": 0}
-    expected |= dict.fromkeys(("h2o", "hackpp", "rkv", "scalekv", "snapkv"), scorers)
+@pytest.mark.parametrize(("protect", "h2o", "ams", "leading"), [("equal", 3, 3, 2), ("paper", 0, 2, 0)])
+def test_protect_says_who_keeps_leading_scales_and_first_tokens(
+    protect: str, h2o: int, ams: int, leading: int
+) -> None:
+    expected = {"swa": 0, **dict.fromkeys(("h2o", "hackpp", "rkv", "scalekv", "snapkv"), h2o)}
     expected |= dict.fromkeys(("ams_kv", "ams_kv_fixed", "hack"), ams)
     expected |= dict.fromkeys(("random", "streaming_llm", "heatkv", "binary_heatkv"), 3)
     for name, sinks in expected.items():
         node = composed(f"method={name}", "sinks=3", f"protect={protect}").method
         assert node.get("sinks", node.get("condensed")) == sinks, name
-
-
-@pytest.mark.parametrize(("protect", "h2o", "hard_kv"), [("equal", 2, 2), ("paper", 0, 2)])
-def test_protect_says_who_keeps_the_first_tokens(protect: str, h2o: int, hard_kv: int) -> None:
-    for name, tokens in {"h2o": h2o, "hard_kv": hard_kv, "pricekv/blocks": h2o}.items():
+    for name, tokens in {"h2o": leading, "hard_kv": 2, "random": leading, "pricekv/blocks": leading}.items():
         words = (f"method={name}", f"protect={protect}", "protect.leading=2")
         assert composed(*words, "model=reasoner_tiny").method.leading == tokens, name
 

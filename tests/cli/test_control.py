@@ -18,12 +18,30 @@ from kvbench.core.config import ConfigError
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.runs.record.merge import PROMPT_LISTS
 from kvbench.runs.record.sweeps import JobStatus, read_entries
-from tests.cli.conftest import RunWorker
 from tests.support.command_line import Command
 
 JOBS = [("method=swa", "budget=0.2"), ("method=swa", "budget=0.3"), ("method=random", "budget=0.2")]
 
 OnPause = Callable[[Callable[[], object]], None]
+RunWorker = Callable[..., tuple[int, str, list[int]]]
+"""Runs a worker on a folder's jobs; gives exit status, what was printed and the numbers of jobs as they were tried."""
+
+
+@pytest.fixture
+def run_worker(command: Command, monkeypatch: pytest.MonkeyPatch) -> RunWorker:
+    def run(folder: Path, do: Callable[[int], object], host: str = "node0") -> tuple[int, str, list[int]]:
+        jobs, tried = [entry.overrides for entry in read_entries(folder)], list[int]()
+
+        def do_job(overrides: tuple[str, ...], *_: object, **__: object) -> object:
+            tried.append(jobs.index(overrides))
+            return do(tried[-1])
+
+        monkeypatch.setattr(work, "gethostname", lambda: host)
+        monkeypatch.setattr(work, "do_job", do_job)
+        status, out, err = command("task=work", f"work.folder={folder}", "eval=none")
+        return status, out + err, tried
+
+    return run
 
 
 @pytest.fixture
@@ -75,14 +93,11 @@ def test_verbs_say_what_they_did(folder: Path) -> None:
 
 
 def test_a_verb_begins_no_sweep(command: Command, folder: Path, tmp_path: Path) -> None:
-    assert (
-        "no sweep with these overrides was started"
-        in command("task=work", "method=full,swa", "work.do=pause")[2]
-    )
+    told = command("task=work", "method=full,swa", "work.do=pause")[2]
+    assert "no sweep with these overrides was started" in told
     assert len(list(tmp_path.glob("runs/sweeps/*"))) == 1
-    assert command("task=work", *("method=full", "runs_dir=none", "work.do=pause"))[2].startswith(
-        "error: runs_dir=none"
-    )
+    told = command("task=work", "method=full", "runs_dir=none", "work.do=pause")[2]
+    assert told.startswith("error: runs_dir=none")
 
 
 def test_runs_are_named_by_number_folder_or_words(folder: Path) -> None:

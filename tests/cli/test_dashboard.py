@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.cli.sweeps.jobs import name_sweep, open_folder, write_entry
-from kvbench.dashboard.folders import find_sweeps
 from kvbench.dashboard.page import FILE
-from kvbench.runs.record.sweeps import JobStatus, drop_of
+from kvbench.runs.record.sweeps import JobStatus
 from tests.support.command_line import Command
 from tests.support.datasets import publish_runs
 from tests.support.run_folders import write_image_runs
@@ -90,9 +89,3 @@ def test_a_page_has_the_datasets_of_runs_dirs(
     ]
     assert '"dataset":"ada"' in (tmp_path / "page" / FILE).read_text()
     assert command("task=dashboard", "runs_dirs=[made/ada]", "output=page", "dashboard.bundle=true")[0] == 0
-
-
-def test_dropped_runs_are_no_part_of_a_sweeps_progress(sweep: Path, tmp_path: Path) -> None:
-    drop_of(sweep, 0).touch()
-    [known] = find_sweeps(tmp_path / "runs")
-    assert (known.jobs, known.failed) == (2, ())

@@ -5,17 +5,12 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from kvbench.cli.submit.summary import watch_jobs
-from kvbench.cli.sweeps import progress
 from kvbench.cli.sweeps.jobs import claim_of, find_folder, open_folder, write_entry
 from kvbench.cli.sweeps.progress import find_states, measure
 from kvbench.cli.workers import work
@@ -114,30 +109,6 @@ def test_the_folder_of_a_sweep_is_that_of_its_jobs(tmp_path: Path) -> None:
     assert more != one
     assert [entry.outcome for entry in read_entries(more)] == ["missing", "finished"]
     assert read_entries(more)[1].folder == "here"
-
-
-def test_a_terminal_has_one_line_below_what_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The screen holds whole lines only, because bars and texts go to it in turns."""
-    screen = StringIO()
-    monkeypatch.setattr(screen, "isatty", lambda: True)
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, screen)
-    monkeypatch.setattr(progress, "REFRESH_INTERVAL", 0.001)
-    monkeypatch.setenv("COLUMNS", "150")
-    jobs = [(f"method={name}", "seed=1") for name in "abc"]
-    folder = open_folder(tmp_path, jobs)
-    write_entry(folder, JobStatus(0, jobs[0], "finished"))
-    with watch_jobs(OmegaConf.create({"verbose": False}), folder):
-        print("a", "table")  # in four pieces
-        write_entry(folder, JobStatus(1, jobs[1], "failed", error="why not"))
-        deadline = time.monotonic() + 60
-        while "1 of 3 jobs, 1 failed" not in screen.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        sys.stdout.write("unfinished")
-    lines = [line.rpartition("\r")[2] for line in screen.getvalue().split("\n")]
-    assert lines == ["1 of 3 jobs found finished", "a table", "b  failed: why not", "unfinished"]
 
 
 def take_steps(settled: Sequence[set[int]], place: float) -> str:
