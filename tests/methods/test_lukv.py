@@ -45,12 +45,9 @@ PRESSES = {"case3": (0, 0.5), "case4": (1, 0.8), "case5": (0, 0.93)}  # layer, r
 def test_tables_are_those_of_the_authors_program(case: str) -> None:
     golden = {k.removeprefix(f"{case}."): x for k, x in load_golden("nm_lukv").items()}
     pairs, sink, window = CASES[case]
-    values, weights = (
-        golden["values"],
-        golden["output_projection"],
-    )  # [L, H, N, D], [L, width, query heads x D]
+    values = golden["values"]  # [L, H, N, D]
     layers, heads, tokens, channels = values.shape
-    of_heads = weights.unflatten(2, (heads, -1, channels))
+    of_heads = golden["output_projection"].unflatten(2, (heads, -1, channels))
     norms = torch.einsum("lwhgd,lhnd->lhgnw", of_heads, values).norm(dim=-1)
     received = golden["attention"].unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)  # [L, H, group, steps, N]
     for layer in range(layers):
