@@ -1,25 +1,20 @@
 """Damaged files of a finished run: told by name, or made again; never another result, never a traceback."""
 
 import hashlib
-import io
 import itertools
 import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from PIL import Image
 
 from kvbench.core.config import ConfigError
-from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.psnr import Psnr
-from kvbench.eval.protocol.base import Result, make_result
-from kvbench.eval.protocol.scores import MetricSpec, Score
+from kvbench.eval.paired.ssim import Ssim
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.report.collect import collect_runs
 from kvbench.runs import execute
@@ -27,20 +22,9 @@ from kvbench.runs.calls import recall, remember
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
 from tests.support.fake_run import job_in
+from tests.support.run_folders import paint
 
 COUNT = 4
-
-
-@dataclass(frozen=True)
-class Mean(Psnr):
-    """Mean of all pixels: an evaluator that the finished run did not have."""
-
-    name: ClassVar[str] = "mean"
-    metrics: ClassVar[dict[str, MetricSpec]] = {"mean": MetricSpec("higher")}
-    needs_reference: ClassVar[bool] = False
-
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        return make_result(self, {"mean": Score(float(images.stack(images.indices).mean()), len(images))})
 
 
 def make_job(root: Path, **more: object) -> Job:
@@ -48,7 +32,7 @@ def make_job(root: Path, **more: object) -> Job:
 
 
 def with_another(root: Path) -> Job:
-    return make_job(root, evaluators={"psnr": Psnr(), "mean": Mean()})
+    return make_job(root, evaluators={"psnr": Psnr(), "ssim": Ssim()})
 
 
 USES: dict[str, Callable[[Path], Results | None]] = {
@@ -89,13 +73,6 @@ WHOLE: dict[str, Damage] = {
 }
 
 
-def encode_foreign() -> bytes:
-    """An image as good as any, which is not the run's."""
-    content = io.BytesIO()
-    Image.new("RGB", (16, 16), (1, 2, 3)).save(content, "PNG")
-    return content.getvalue()
-
-
 VALUES: dict[str, object] = {"null": None, "nan": float("nan"), "text": "x", "negative": -1, "list": []}
 
 
@@ -132,7 +109,7 @@ def damages() -> Iterator[tuple[str, str, Damage]]:
             for what, damage in WHOLE.items():
                 yield f"{side}-*/{name}", what, damage
         for what in ("empty", "cut", "text", "foreign"):
-            yield f"{side}-*/images/000001.png", what, WHOLE.get(what, lambda _: encode_foreign())
+            yield f"{side}-*/images/000001.png", what, WHOLE.get(what, lambda _: paint(90))
         for name, keys, damage in KEYS:
             for key, (what, value) in itertools.product(keys, {**VALUES, "missing": ...}.items()):
                 yield f"{side}-*/{name}", f"{key} {what}", partial(damage, key=key, value=value)

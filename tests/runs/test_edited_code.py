@@ -1,5 +1,7 @@
 """A run belongs to the code that drew it: an edit that can change samples makes a run of its own, others do not."""
 
+import sys
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -13,9 +15,10 @@ from kvbench.methods.chunkkv import ChunkKV
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.runs import code
+from kvbench.runs import code, execute
 from kvbench.runs.code import find_versions, identify_code, is_pinned, list_classes
-from tests.support.command_line import run_program
+from kvbench.runs.record.results import Outcome
+from tests.support.fake_run import job_in
 
 
 class Mine(H2O):
@@ -80,51 +83,34 @@ def test_a_class_without_source_is_refused_by_its_key() -> None:
 
 METHOD = """
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from kvbench.methods.shared.base import Method
-from study.plain.ranks import rank
-
+from kvbench.methods.streaming_llm import StreamingLLM
+from study.plain.ranks import FIRST
 
 @dataclass
-class Mine(Method):
-    static: ClassVar[bool] = True
-
-    def keep(self, view):
-        ranks = rank(view.position)  # the newest first
-        ranks[view.position == 0] = 10**6
-        best = ranks.topk(min(self.budget.head_tokens, ranks.shape[-1]), -1).indices
-        return torch.zeros_like(ranks, dtype=torch.bool).scatter(-1, best, True)
+class Mine(StreamingLLM):
+    sinks: int = FIRST  # of a run
 """
-FILES = {
-    "mine.py": METHOD, "plain/ranks.py": "def rank(position):\n    return position * 37 % 101\n",
-    "__init__.py": "", "conf/__init__.py": "", "conf/method/mine.yaml": "_target_: study.mine.Mine\n",
-}  # fmt: skip
-WORDS = ("method=mine", "budget=0.2", "prompts.count=2", "hydra.searchpath=[pkg://study.conf]")
 
 
-@pytest.mark.slow
-def test_a_method_edited_between_equal_commands(tmp_path: Path) -> None:
-    for name, text in FILES.items():
-        path = tmp_path / "study" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def test_a_method_edited_between_equal_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks, mine = tmp_path / "study" / "plain" / "ranks.py", tmp_path / "study" / "mine.py"
+    ranks.parent.mkdir(parents=True)
+    ranks.write_text("FIRST = 1\n")
+    mine.write_text(METHOD)
+    monkeypatch.syspath_prepend(str(tmp_path))
 
-    def edit(name: str, old: str, new: str) -> None:
-        path = tmp_path / "study" / name
-        path.write_text(path.read_text().replace(old, new))
+    def run() -> Outcome:
+        for name in ("study.mine", "study.plain.ranks"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        method = import_module("study.mine").Mine(sinks=1)
+        return execute.run(job_in(tmp_path / "runs", 2, method, method_name="mine"))
 
-    def run() -> tuple[str, str]:
-        done = run_program(tmp_path, *WORDS)
-        assert done.returncode == 0, done.stderr
-        [line] = [line for line in done.stdout.splitlines() if "/mine-" in line]
-        return Path(line.split()[-1]).name, done.stdout + done.stderr
-
-    first, _ = run()
-    edit("mine.py", "# the newest first", "# the largest first")
-    assert run()[0] == first
-    edit("plain/ranks.py", "% 101", "% 11")
-    second, told = run()
-    assert second != first
-    assert f"its code differs from {first}, which stays: study.plain.ranks" in told
+    first = run()
+    mine.write_text(METHOD.replace("# of a run", "# of every run"))
+    assert run() == replace(first, reused=True)
+    ranks.write_text("FIRST = 1 + 0\n")
+    second = run()
+    assert (second.folder == first.folder, second.reused) == (False, False)
+    assert f"its code differs from {first.folder.name}, which stays: study.plain.ranks" in caplog.text

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -34,7 +33,7 @@ from kvbench.runs import execute
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
 from kvbench.runs.record.provenance import provenance
-from kvbench.runs.record.results import Evaluated
+from kvbench.runs.record.results import Evaluated, Outcome
 from kvbench.runs.score import scoring
 from kvbench.runs.score.scoring import find_pending
 from tests.support.fake_run import Fake, images_of, job_in, open_folder
@@ -67,10 +66,9 @@ def test_run_leaves_everything(whole: Path) -> None:
     assert memory["full_tokens"] == full
     assert memory["budget_tokens"] == full / 2
     assert 0 < memory["peak_tokens"] <= full / 2
-    assert (
-        memory["peak_bytes"] == memory["peak_tokens"] * 4 * 2 * 4 * 2 * 2
-    )  # D, K and V, float32, guidance, batch
-    assert memory["full_bytes"] == full * 4 * 2 * 4 * 2 * 2
+    bytes_of_a_token = 4 * 2 * 4 * 2 * 2  # D, K and V, float32, guidance, batch
+    assert memory["peak_bytes"] == memory["peak_tokens"] * bytes_of_a_token
+    assert memory["full_bytes"] == full * bytes_of_a_token
     assert memory["paper_full_mib"] == full * 4 * 6 * 4 / 2**20
     assert results["metrics"]["psnr"]["n"] == 10
     assert results["latency"]["seconds_per_image"] > 0
@@ -83,19 +81,12 @@ def test_run_leaves_everything(whole: Path) -> None:
     lines = [json.loads(line) for line in (whole / "samples.jsonl").read_text().splitlines()]
     assert [line["index"] for line in lines] == list(range(10))
     assert lines[3]["meta"] == {"number": 3}
-
-
-def test_reference_is_a_run_of_its_own(whole: Path) -> None:
-    results = json.loads((whole / "results.json").read_text())
-    folder = whole.parent / results["reference"]
-    reference = json.loads((folder / "results.json").read_text())
-    assert reference["method"] == "full"
-    assert reference["reference"] is None
+    reference = json.loads((whole.parent / results["reference"] / "results.json").read_text())
+    assert (reference["method"], reference["reference"]) == ("full", None)
     assert reference["memory"]["peak_tokens"] == reference["memory"]["full_tokens"]
     assert reference["metrics"]["psnr"]["status"] == "skipped"
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["budget"] == 1
-    assert config["method"] == {"_target_": "kvbench.methods.full.Full"}
+    config = yaml.safe_load((whole.parent / results["reference"] / "config.yaml").read_text())
+    assert (config["budget"], config["method"]) == (1, {"_target_": "kvbench.methods.full.Full"})
 
 
 IGNORED: list[dict[str, object]] = [
@@ -283,26 +274,18 @@ def test_a_forgotten_budget_is_told(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_a_method_without_budget_has_one_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make = partial(ScaleGroups, "local", condensed=1, local=1)
-    job = job_in(tmp_path, 2, make(), method_name="scale_groups", budget=0.5)
-    with caplog.at_level("WARNING"):
-        first = execute.run(job)
+    """Scales of 1, 4, 9 and 16 tokens in 2 x 2 heads: condensed ones stay, the last cached one never comes in."""
+
+    def draw(budget: float, **more: object) -> Outcome:
+        method = ScaleGroups("local", condensed=1, local=1, **more)
+        return execute.run(job_in(tmp_path, 2, method, method_name="scale_groups", budget=budget))
+
+    first, again, other = draw(0.5), draw(0.25), draw(1, strict=True)
     assert "method=scale_groups has no budget: budget=0.5 changes nothing" in caplog.text
     assert first.folder.name.startswith("scale_groups-")
-    assert first.results.memory.budget == 1
-    again = execute.run(job_in(tmp_path, 2, make(), method_name="scale_groups", budget=0.25))
-    assert again.reused
-    assert again.folder == first.folder
-    other = execute.run(job_in(tmp_path, 2, make(strict=True), method_name="scale_groups", budget=1))
+    assert again == replace(first, reused=True)
     assert not other.reused
-
-
-def test_results_tell_what_is_held_when_it_counts(tmp_path: Path) -> None:
-    """Scales of 1, 4, 9 and 16 tokens in 2 x 2 heads: condensed ones stay, the last cached one never comes in."""
-    method = ScaleGroups("local", condensed=1, local=1)
-    results = execute.run(job_in(tmp_path, 2, method, method_name="scale_groups", budget=1)).results
-    memory = results.memory
-    assert (memory.full_tokens, memory.peak_tokens) == (4 * 14, 4 * 5)
-    assert memory.last_tokens == 4 * 5
-    assert memory.last_share == 5 / 14
+    memory = first.results.memory
+    assert (memory.budget, memory.full_tokens, memory.peak_tokens) == (1, 4 * 14, 4 * 5)
+    assert (memory.last_tokens, memory.last_share) == (4 * 5, 5 / 14)
     assert memory.least_share == pytest.approx(5 / 14)

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,10 +23,9 @@ from kvbench.report.code_notes import describe_mixed
 from kvbench.runs import execute
 from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.record.origins import list_origins
-from tests.support.fake_run import Fake, count_records, images_of, job_in
+from tests.support.fake_run import Fake, images_of, job_in
 from tests.support.places import ROOT
 
-PROGRAM = [sys.executable, "-c", "from tests.support.fake_run import main; main()"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
@@ -129,23 +126,6 @@ def test_full_disk_is_told_and_nothing_finished_is_lost(
     outcome = execute.run(job)
     assert images_of(outcome.folder) == images_of(whole)
     assert 0 < len(job.model.batches) < 10
-
-
-@pytest.mark.slow
-def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
-    program = [*PROGRAM, str(tmp_path)]
-    for lines in (3, 8):
-        process = subprocess.Popen(program, env=ENVIRONMENT)
-        deadline = time.monotonic() + 600
-        while count_records(tmp_path) < lines and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        assert count_records(tmp_path) >= lines
-    job = job_in(tmp_path)
-    outcome = execute.run(job)
-    assert images_of(outcome.folder) == images_of(whole)
-    assert sum(job.model.batches) < 20
 
 
 def test_a_finished_run_has_no_leftovers_of_killed_processes(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """retention.json: the same whoever draws the first prompts, and whole or not there."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.runs import execute
-from kvbench.runs.generate.retention import FILE, MAX_BINS, join_heads, list_sources, read_retention
+from kvbench.runs.generate.retention import FILE, MAX_BINS, list_sources, read_retention
 from tests.support.fake_run import SPEC, job_in
 from tests.support.small_models import small_writer
 
@@ -56,15 +55,6 @@ def test_sources_cover_what_came_before(prompt: int, tokens: int, chunk: int, li
         assert line or len(sources) <= MAX_BINS
     assert list_sources(spec, spec.segments[0]) == []
     assert list_sources(SPEC, SPEC.segments[0]) == []
-
-
-def test_heads_of_several_processes_follow_each_other(whole: Path) -> None:
-    one = read_retention(whole)
-    other = replace(one, kept=tuple(tuple((0.5,) * 3 for _ in layer) for layer in one.kept))
-    joined = join_heads([one, other])
-    assert [len(layer) for layer in joined.kept] == [4, 4]
-    assert [layer[:2] for layer in joined.kept] == list(one.kept)
-    assert {share for layer in joined.kept for head in layer[2:] for share in head} == {0.5}
 
 
 @pytest.mark.parametrize("change", [{"kept": [[[0.5]]]}, {"schema_version": 2}, {"segment": "last"}])

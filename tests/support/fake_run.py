@@ -1,14 +1,11 @@
-"""A run of a tiny model with random weights, for tests; `main` is a program."""
+"""A run of a tiny model with random weights, for tests."""
 
 import hashlib
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch import Tensor
@@ -128,8 +125,3 @@ def job_in(root: Path, count: int = 10, method: object = None, **more: Any) -> J
 def open_folder(job: Job) -> RunFolder:
     """Open the folder of a job whose model is loaded."""
     return execute.open_folder(job, calibrate_job(job))
-
-
-def main() -> None:
-    """Run a slow job in the folder that the program's argument names."""
-    execute.run(job_in(Path(sys.argv[1]), model=Fake(pause=0.1)))
