@@ -113,6 +113,7 @@ def test_figures_show_their_numbers(saved: dict[str, Figure], tmp_path: Path) ->
         parts.append(made_up("heatkv", budget, own))
     units = [bounded("heatkv", budget, 30.0 + budget, "int4") for budget in (0.1, 0.2)]
     units += [bounded("swa", budget, 30.0, unit="bytes") for budget in (0.1, 0.2)]
+    many = [run(f"m{i:02}", b, psnr=20.0 + i) for i in range(18) for b in (0.1, 0.2)]
     worst = (2.0, "published: < 2 %")
     drawn = {
         "methods at two budgets, bands of those that have both": plots.draw_metrics(RUNS, "a model"),
@@ -122,6 +123,7 @@ def test_figures_show_their_numbers(saved: dict[str, Figure], tmp_path: Path) ->
         "settings that differ": plots.draw_metrics(several, "m"),
         "settings that differ between budgets": plots.draw_metrics([several[0], *several[2:]], "m"),
         "metrics but parts and constants": plots.draw_metrics(parts, "a model"),
+        "of many methods at most eight are in colour": plots.draw_metrics(many, "a model"),
         "bytes, if some run needs them": plots.draw_metrics(units, "m"),
         "ranks": [plots.draw_stability(np.array([1.0, 3.0, 2.0]), 50, 4, "a model", worst)],
         **{
@@ -141,22 +143,6 @@ def test_figures_show_their_numbers(saved: dict[str, Figure], tmp_path: Path) ->
     drawn |= {name: [figure] for name, figure in saved.items()}
     texts = (f"## {what}\n" + "".join(map(describe, figures)) for what, figures in drawn.items())
     check_text("figures.txt", "\n".join(texts))
-
-
-def test_of_many_methods_at_most_eight_are_in_colour() -> None:
-    runs = [run(f"m{i:02}", b, psnr=20.0 + i) for i in range(18) for b in (0.1, 0.2)]
-    figures = plots.draw_metrics(runs, "a model")
-    named = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in figures]
-    assert named == [[f"m{i:02}" for i in range(start, start + 6)] for start in (0, 6, 12)]
-    assert [figure.get_suptitle() for figure in figures] == [f"a model ({n} of 3)" for n in (1, 2, 3)]
-    looks = set()
-    for figure in figures:
-        lines = figure.axes[0].lines
-        assert len(lines) == 18
-        drawn = [line for line in lines if line.get_color() != plots.OTHERS_GREY]
-        looks |= {(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in drawn}
-    assert len(looks) == 18
-    assert len(plots.draw_metrics(runs[:16], "a model")) == 1
 
 
 def test_equal_figures_are_equal_files(tmp_path: Path) -> None:

@@ -59,32 +59,6 @@ def test_cells_are_those_that_were_printed() -> None:
         assert [row.cells[metric] for row in found] == [printed], line
 
 
-def test_tables_have_every_row() -> None:
-    tables = published.load()
-    counts = {name: [len(rows) for rows in table.models.values()] for name, table in tables.items()}
-    assert counts["heatkv_table1"] == counts["heatkv_table2"] == counts["heatkv_table4"] == [16, 16]
-    assert [counts[f"heatkv_table3{part}"] for part in "abc"] == [[4], [6], [3]]
-    assert [sum(counts[f"ams_kv_table{i}"]) for i in range(1, 10)] == [4, 2, 8, 2, 4, 10, 4, 2, 3]
-    assert [sum(counts[f"headkv_table{i}"]) for i in (2, 3, 4)] == [7, 11, 13]
-    assert [counts[f"hackpp_table{i}"] for i in range(1, 6)] == [[14, 12, 6], [14, 12], [4], [6], [6]]
-    assert (counts["random_attention_table2"], counts["random_attention_table3"]) == ([13, 11, 11, 11], [8])
-    assert [counts["hackpp_fig14"], *(counts[f"hack_table{i}"] for i in (1, 2, 3))] == [
-        [7], [5], [4, 3, 4], [2, 2],
-    ]  # fmt: skip
-    for number, rows in ((1, 19), (2, 12), (3, 7), (4, 19), (5, 12), (6, 7)):
-        models = tables[f"hard_kv_table{number}"].models.values()
-        typed = [sum(any(row.cells.values()) for row in found) for found in models]
-        assert typed == [rows] * (6 if number == 3 else 3)
-
-
-def test_accuracies_of_triattention_are_whole_texts() -> None:
-    """They are shares of 240 texts of AIME and of 500 problems of MATH-500, rounded to three digits."""
-    for name, count in (("triattention_aime", 240), ("triattention_math", 500)):
-        rows = [row for rows in published.find(name).models.values() for row in rows]
-        printed = [row.cells["accuracy"] for row in rows if row.cells["accuracy"] is not None]
-        assert printed == [f"{round(float(cell) * count) / count:.3f}" for cell in printed] != []
-
-
 def find_rows(name: str, run: Results, label: str | None = None) -> list[PublishedRow]:
     """The rows of a model of a table, the first if none is named, that a run belongs to."""
     table = published.find(name)

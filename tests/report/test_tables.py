@@ -10,7 +10,7 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.report.runs_table import identifying_columns, list_metrics, name_methods, show_runs
 from kvbench.report.tables import choose_style, format_cell, format_markdown
 from kvbench.runs.record.results import Results
-from tests.report.test_texts import CHANNEL, GENEVAL, ROTATED
+from tests.report.test_texts import GENEVAL
 from tests.support.results import LPIPS, PSNR, made_up, printed
 from tests.support.texts import check_text
 
@@ -67,6 +67,8 @@ def one(method: str, prompts: str = "scenes", **settings: object) -> Results:
     return made_up(method, 0.1, {}, config=config)
 
 
+CHANNEL = {"keys": "channel", "values": "token", "before_rotation": True}
+ROTATED = {"keys": "rotated", "values": "rotated", "before_rotation": False}
 SNAP = {"_target_": "x.y.SnapKV", "sinks": 1}
 HEAVY = {"_target_": "x.z.H2O", "sinks": 1, "recent": 0.5}
 PLAIN: Mapping[str, object] = {
@@ -112,6 +114,11 @@ TOLD: Mapping[str, Sequence[Results]] = {
     "a setting of an inner method": [one("lookm", base=HEAVY), one("lookm", base={**HEAVY, "recent": 0.3})],
     "both": [one("lookm", base=base) for base in (SNAP, HEAVY, {**HEAVY, "recent": 0.3})],
     "prompts": [one("a"), one("a", "parti")],
+    "storage of few bits": [
+        made_up("heatkv", 0.1, {}, config={"cache_dtype": dtype, "storage": own}, run=f"{dtype}")
+        for dtype in ("int4", "fp8", "auto")
+        for own in (CHANNEL, ROTATED)
+    ],
     "weights of one name": [
         *map(weighted, "ab"),
         weighted("c", config={"model": {"name": "n"}}),

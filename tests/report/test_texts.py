@@ -29,8 +29,6 @@ LACKING = {
     name: replace(LPIPS, status="skipped", reason=f"weights missing: {name}. Get it with: make [it]")
     for name in ("lpips", "fid")
 }
-CHANNEL = {"keys": "channel", "values": "token", "before_rotation": True}
-ROTATED = {"keys": "rotated", "values": "rotated", "before_rotation": False}
 
 
 def run(method: str, budget: float, value: float | None, /, **config: object) -> Results:
@@ -80,27 +78,6 @@ def list_plain() -> list[Results]:
     other = replace(run("swa", 0.1, None), metrics={"lpips": replace(LPIPS, value=0.25)})
     random = run("heatkv", 0.1, 25.0, model={"name": "var_d30", "weights": "random"}, budget=650)
     return [run("heatkv", 0.1, 25.0), run("full", 1.0, None), run("heatkv", 0.04, 21.5), other, random]
-
-
-def list_settings() -> list[Results]:
-    inner = {"_target_": "x.y.SnapKV", "sinks": 1}
-    configs: list[Mapping[str, object]] = [
-        {"method": {"sinks": 2, "p": 0.7}},
-        {"method": {"sinks": 10, "p": 0.7}},
-        {"method": {"sinks": 10, "base": inner}},
-        {"prompts": {"path": "here/parti.txt"}, "shuffle": 0},
-        {"noise": "counter", "batch_invariant": True},
-    ]
-    runs = [run("heatkv", 0.1, 20.0 + number, **one) for number, one in enumerate(configs)]
-    weighted = [replace(runs[0], provenance={"weights_sha256": digit * 64}, run=digit) for digit in "ab"]
-    return [*runs[1:], *weighted]
-
-
-def list_stored() -> list[Results]:
-    pairs = (("int4", CHANNEL), ("int4", ROTATED), ("fp8", CHANNEL), ("fp8", ROTATED), ("auto", ROTATED))
-    return [
-        run("heatkv", 0.1, 20.0 + at, cache_dtype=dtype, storage=own) for at, (dtype, own) in enumerate(pairs)
-    ]
 
 
 def list_bytes() -> list[Results]:
@@ -155,7 +132,7 @@ def list_code() -> list[Results]:
 
 
 SETS: Mapping[str, Callable[[], list[Results]]] = {
-    "plain": list_plain, "settings": list_settings, "stored": list_stored, "bytes": list_bytes, "costs": list_costs,
+    "plain": list_plain, "bytes": list_bytes, "costs": list_costs,
     "answers": list_answers, "code": list_code,
     "solved": lambda: [asked("full", 0.9, 0.9), asked("h2o", 0.2, 0.9)],
     # A hard set of problems is no failed task.

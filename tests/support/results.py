@@ -93,27 +93,3 @@ def printed(width: int, show: Callable[..., object], *arguments: object) -> str:
     text = io.StringIO()
     show(Console(file=text, width=width), *arguments)
     return text.getvalue()
-
-
-def configured_run(
-    method: str,
-    budget: float,
-    model: str = "infinity_tiny",
-    metrics: Mapping[str, Metric] | None = None,
-    **more: object,
-) -> Results:
-    """A run; `more` are settings by dotted path, double underscore for the dot."""
-    config: dict[str, dict[str, object] | object] = {
-        "model": {"name": model},
-        "prompts": {"_target_": "kvbench.prompts.base.Scenes"},
-        "method": {},
-    }
-    for path, value in more.items():
-        group, _, name = path.partition("__")
-        if name:
-            section = config.setdefault(group, {})
-            assert isinstance(section, dict)
-            section[name] = value
-        else:
-            config[group] = value
-    return made_up(method, budget, metrics or {}, tokens=6425, config=config)
