@@ -29,30 +29,21 @@ from typing import ClassVar
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Evaluator, Result, make_result
-from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
 
 
 @dataclass(frozen=True)
 class Darkness(Evaluator):
-    """`darkness`: mean distance of pixels from `white`; `darkest`: the largest of an image."""
+    """`darkness`: mean distance of pixels from `white`."""
 
     white: int = 255
     name: ClassVar[str] = "darkness"
     protocol: ClassVar[str] = "uint8"
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {
-        "darkness": MetricSpec("lower", "steps", digits=1),
-        "darkness/corner": MetricSpec("lower", "steps", detail=True),
-        "darkest": MetricSpec("higher", digits=3),
-    }
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"darkness": MetricSpec("lower", "steps", digits=1)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         values = [float(self.white - images.image(index).mean()) for index in images.indices]
-        corners = [float(self.white - images.image(index)[0, 0].mean()) for index in images.indices]
-        scores = {
-            "darkness": mean_score(values, images.clusters),
-            "darkness/corner": mean_score(corners, images.clusters),
-            "darkest": Score(max(values), len(values)),
-        }
+        scores = {"darkness": mean_score(values, images.clusters)}
         return make_result(self, scores, {"index": images.indices, "darkness": values})
 '''
 CONFIG = "darkness:\n  _target_: a_stranger.darkness.Darkness\n  white: 250\n"
@@ -86,22 +77,16 @@ def test_every_table_and_figure_has_it(tmp_path: Path, monkeypatch: pytest.Monke
     """With its digits and arrow; differences are of the run's and the other's own values."""
     runs, runs_dir = run_methods(tmp_path, monkeypatch), tmp_path / "runs"
     table = printed(80, show_runs, runs)
-    for name, arrow, digits in (("darkness", "↓", 1), ("darkest", "↑", 3)):
-        assert f"{name} {arrow}" in table
-        assert all(f" {run.metrics[name].value:.{digits}f} " in table for run in runs)
-    assert "corner" not in table
-    assert re.search("darkness/corner ↓.* steps ", printed(120, show_run, runs[0]))
+    assert "darkness ↓" in table
+    assert all(f" {run.metrics['darkness'].value:.1f}" in table for run in runs)
+    assert re.search("darkness ↓.* steps ", printed(120, show_run, runs[0]))
     lines = write_report(runs_dir, runs).read_text().splitlines()
-    assert next(line for line in lines if line.startswith("|")).endswith("| darkness ↓ | darkest ↑ |")
-    assert "darkness/corner low" in (runs_dir / "report.csv").read_text().splitlines()[0]
-    assert choose_panels(runs) == {
-        "darkness": "darkness, steps (lower is better)",
-        "darkest": "darkest (higher is better)",
-    }
+    assert next(line for line in lines if line.startswith("|")).endswith("| darkness ↓ |")
+    assert choose_panels(runs) == {"darkness": "darkness, steps (lower is better)"}
     assert all(point.low < point.value < point.high for point in trace_curves(runs, "darkness")["swa"])
     assert "darkness ↓" in printed(160, show_differences, runs, runs_dir, "swa", runs_dir)
     lines = (runs_dir / "report-against-swa.md").read_text().splitlines()
-    assert lines[2] == "| method | budget | n | darkness ↓ | darkest ↑ |"
+    assert lines[2] == "| method | budget | n | darkness ↓ |"
     found = {(run.method, run.memory.budget_text): run for run in runs}
     for line, budget in zip(lines[4:6], ("0.3", "0.6"), strict=True):
         ours, theirs = (found[name, budget].metrics["darkness"].value for name in ("streaming_llm", "swa"))

@@ -295,10 +295,8 @@ def test_readings_are_published_without_hidden_states(tmp_path: Path) -> None:
     folders = [tmp_path / "runs" / run.model / run.run for run in (full, method)]
     prepare_dataset(read_published([folders[1]]), tmp_path / "set", "apache-2.0")
     for folder in folders:
-        for index in range(2):
-            name = f"readings/{{}}/{index:06d}.safetensors"
-            published = tmp_path / "set" / name.format(f"{folder.parent.name}/{folder.name}")
-            stored = folder / name.replace("{}/", "")
+        for stored in (folder / "readings").iterdir():
+            published = tmp_path / "set/readings" / folder.parent.name / folder.name / stored.name
             ours, theirs = ScoredText.read(published), ScoredText.read(stored)
             assert ours.words == theirs.words
             assert ours.kl.tolist() == theirs.kl.tolist()
@@ -308,8 +306,7 @@ def test_readings_are_published_without_hidden_states(tmp_path: Path) -> None:
     assert "Hidden states of the full cache" in card
     assert "config_name: images" not in card
     samples = pl.read_parquet(tmp_path / "set" / "data" / "samples.parquet")
-    files = samples.filter(pl.col("folder").str.contains("h2o"))["file"]
-    assert all((tmp_path / "set" / file).is_file() for file in files)
+    assert all((tmp_path / "set" / file).is_file() for file in samples["file"])
 
 
 WRITES: Sequence[Callable[[Path, Path], object]] = (
@@ -346,14 +343,10 @@ def test_datasets_loads_every_configuration(
     }
     counts = {name: rows.num_rows for name, rows in loaded.items()}
     assert counts == {"runs": 2, "samples": 2 * COUNT, "images": 2 * COUNT}
-    assert {*loaded["runs"]["run"]} == {path.name for path in run.parent.glob("*-*")}
     psnr = [json.loads(line)["psnr"] for line in (run / "metrics/psnr-uint8.samples.jsonl").open()]
-    ours = {
-        name: [*loaded[name].filter(lambda row: row["method"] != "full")] for name in ("samples", "images")
-    }
-    for rows in ours.values():
-        assert [row["psnr"] for row in rows] == psnr
-    for index, row in enumerate(ours["images"]):
+    ours = loaded["images"].filter(lambda row: row["method"] != "full")
+    assert [row["psnr"] for row in ours] == psnr
+    for index, row in enumerate(ours):
         for column, folder in (("image", run), ("reference", next(run.parent.glob("full-*")))):
             with Image.open(folder / f"images/{index:06d}.png") as image:
                 assert row[column].tobytes() == image.tobytes()

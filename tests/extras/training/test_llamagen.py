@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.cache import KVCache
 from kvbench.extras.training.llamagen import (
     CaptionToTokens,
     NextTokenRecipe,
@@ -21,6 +19,7 @@ from kvbench.extras.training.llamagen import (
 from kvbench.methods.full import Full
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
+from tests.support.engine import open_cache
 from tests.support.trainings import (
     check_resumed,
     check_tokenizer,
@@ -74,9 +73,7 @@ def test_one_pass_is_what_the_cache_computes_token_by_token() -> None:
     spec = ModelSpec(
         "tiny", config.depth, config.kv_heads, config.head_dim, segments, 1, config.head_dim**-0.5
     )
-    method = Full()
-    method.prepare(spec, Budget.parse(1.0, spec))
-    cache = KVCache(spec, method, dtype=torch.float32)
+    cache = open_cache(Full(), spec)
     with torch.inference_mode():
         embed = transformer.cls_embedding
         features = network.text(words)

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.cache import KVCache
 from kvbench.extras.training import autoencoder
 from kvbench.extras.training.images import draw_classes
 from kvbench.extras.training.transformer import Stage
@@ -33,6 +31,7 @@ from kvbench.models.var.transformer import VAR, VARConfig
 from kvbench.scenes import grammar
 from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import exact
+from tests.support.engine import open_cache
 from tests.support.trainings import check_resumed, check_tokenizer, check_traced, draw_pictures, move_all
 
 SHAPE = VQConfig(16, 8, (32, 32), blocks=1, stem=2)
@@ -106,9 +105,7 @@ def test_one_pass_is_what_the_cache_computes_scale_by_scale() -> None:
     found = transformer(labels, inputs)
     torch.testing.assert_close(transformer(labels, inputs[:, :4], 2), found[:, :5])
     spec = ModelSpec("tiny", 2, 2, 16, segments, branches=1)
-    method = Full()
-    method.prepare(spec, Budget.parse(1.0, spec))
-    cache = KVCache(spec, method, dtype=torch.float32)
+    cache = open_cache(Full(), spec)
     with torch.inference_mode():
         cache.reset(3)
         condition, logits = transformer.condition(labels), []
