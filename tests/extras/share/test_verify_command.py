@@ -27,44 +27,53 @@ class Mine(StreamingLLM):
 FULL = "kvbench.methods.full.Full"
 
 
-def forget(monkeypatch: pytest.MonkeyPatch, before: list[str]) -> None:
-    """Make the module of the run unknown again."""
-    sys.modules.pop("own_method", None)
-    monkeypatch.setattr(sys, "path", before)
-
-
 @pytest.mark.slow
-def test_foreign_code_runs_only_if_it_is_named(
+def test_foreign_code_and_prompts_are_read_only_if_they_are_named_and_never_quoted(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marker, before = tmp_path / "was_run", list(sys.path)
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "own_method.py").write_text(OWN.format(marker=str(marker)))
+    marker, own, before = tmp_path / "was_run", tmp_path / "own" / "mine.txt", list(sys.path)
+    for path, text in ((own, "a red ring\na cyan cross\n"), (tmp_path / "code" / "own_method.py", OWN)):
+        path.parent.mkdir()
+        path.write_text(text.format(marker=str(marker)))
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
-    status, _, err = command(
-        "method=streaming_llm", "method._target_=own_method.Mine", "budget=0.1", "smoke=true"
-    )
+    words = ("method=streaming_llm", "method._target_=own_method.Mine", "prompts=file", f"prompts.path={own}")
+    status, _, err = command(*words, "budget=0.1", "smoke=true")
     assert status == 0, err
     [run] = Path("runs/infinity_tiny").glob("streaming_llm-*")
     marker.unlink()
-    forget(monkeypatch, before)
-    status, out, _ = command("verify", str(run), "samples=1")
+    verify_run = ("verify", str(run), "samples=1", "out=a.json")
+    code, weights = f"code={run}/source", f"weights={own.parent}"
+
+    def check(*more: str) -> tuple[int, str]:
+        sys.modules.pop("own_method", None)
+        monkeypatch.setattr(sys, "path", list(before))
+        status, out, err = command(*verify_run, *more)
+        return status, out + err
+
+    status, out = check(weights)
     assert (status, marker.exists()) == (1, False)
     assert "not verifiable here" in out
     assert "own_method.Mine: code that is not kvbench's is not run" in out
-    status, out, err = command("verify", str(run), "samples=1", f"code={run}/source", "out=a.json")
-    assert (status, marker.exists()) == (0, True), out + err
+    status, out = check(code)
+    assert status == 1
+    assert f"prompts.path={own}: is not read; put it into a folder and add weights=FOLDER" in out
+    status, out = check(code, weights)
+    assert (status, marker.exists()) == (0, True), out
     outcome = json.loads(Path("a.json").read_text())
     assert [one["status"] for one in outcome["runs"]] == ["verified", "verified"]
     assert "**Verified**" in outcome["badge"]
-    forget(monkeypatch, before)
+    own.write_text("my private words\n" * 2)
+    status, out = check(code, weights)
+    assert status == 1
+    assert "prompts.path: the run cannot be made with the file of weights=FOLDER (" in out
+    assert "private" not in out + Path("a.json").read_text()
+    own.write_text("a red ring\na cyan cross\n")
     source = run / "source" / "own_method.py"
     source.write_text(source.read_text().replace("revision = 0", "revision = 0\n    more = 1"))
-    status, out, _ = command("verify", str(run), "samples=1", f"code={run}/source")
+    status, out = check(code, weights)
     assert status == 1
-    assert "not verifiable here: infinity_tiny/streaming_llm" in out
     assert "code: differs here from the run's: own_method" in out
-    forget(monkeypatch, before)
+    sys.modules.pop("own_method", None)
 
 
 @pytest.mark.parametrize(
@@ -100,27 +109,6 @@ def test_classes_of_kvbench_and_its_functions_that_are_not_called_pass() -> None
     ):
         with pytest.raises(ConfigError, match=told):
             check_targets(node, group, [])
-
-
-@pytest.mark.slow
-def test_prompts_of_the_user_are_verified_and_never_quoted(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    own = tmp_path / "own" / "mine.txt"
-    own.write_text("a red ring\na cyan cross\n")
-    words = ("prompts=file", f"prompts.path={own}", "budget=0.1", "smoke=true")
-    status, _, err = command("method=streaming_llm", *words)
-    assert status == 0, err
-    [run] = Path("runs/infinity_tiny").glob("streaming_llm-*")
-    status, out, _ = command("verify", str(run), "samples=1")
-    assert status == 1
-    assert f"prompts.path={own}: is not read; put it into a folder and add weights=FOLDER" in out
-    status, out, err = command("verify", str(run), "samples=1", f"weights={own.parent}")
-    assert status == 0, out + err
-    own.write_text("my private words\n" * 2)
-    status, out, _ = command("verify", str(run), "samples=1", f"weights={own.parent}", "out=a.json")
-    assert status == 1
-    assert "prompts.path: the run cannot be made with the file of weights=FOLDER (" in out
-    assert "private" not in out + Path("a.json").read_text()
 
 
 @pytest.mark.parametrize(
