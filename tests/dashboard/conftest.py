@@ -50,8 +50,8 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     """Opens a file; in the end nothing was complained about, and nothing was asked of any network."""
     contexts, complaints, requests = [], [], []
 
-    def open_file(address: str, **options: Any) -> Any:
-        context = browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
+    def open_file(address: str) -> Any:
+        context = browser.new_context(viewport={"width": 1300, "height": 900})
         contexts.append(context)
         opened = context.new_page()
         opened.on("console", lambda message: complaints.append(message.text))
@@ -74,9 +74,9 @@ def address(runs_dir: Path) -> str:
 
 
 @pytest.fixture
-def page(open_page: Callable[..., Any], address: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+def page(open_page: Callable[..., Any], address: str) -> Iterator[Any]:
     """The page, freshly opened."""
-    opened = open_page(address, **getattr(request, "param", {}))
+    opened = open_page(address)
     opened.wait_for_selector("#pareto svg")
     yield opened
     assert opened.title() == "kvbench dashboard"

@@ -15,8 +15,9 @@ from kvbench.dashboard import samples
 from kvbench.dashboard.document import make_document
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import render_page, write_dashboard
-from kvbench.dashboard.pool import Pool
-from kvbench.dashboard.run_samples import KEPT, SamplesCache
+from kvbench.dashboard.plain_yaml import MAX_BYTES as MAX_YAML
+from kvbench.dashboard.plain_yaml import parse_yaml
+from kvbench.dashboard.run_samples import KEPT
 from kvbench.dashboard.vendor import VENDORED
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.runs_table import make_rows
@@ -59,16 +60,12 @@ def test_the_number_of_samples_to_come_is_read_from_the_configuration(tmp_path: 
 def test_the_worst_samples_by_each_metric_are_kept(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "MAX_SAMPLES", 1)
     monkeypatch.setattr(samples, "MIN_SAMPLES", 1)
-    found = find_folders(runs_dir)
-    pool, readings = Pool(), SamplesCache(runs_dir)
-    read = {folder: readings.read(folder, run) for folder, run in found.finished.items()}
-    entries = samples.list_samples(found.finished, read, pool)
-    listed = {folder.name: entry for folder, entry in entries.items()}
-    run = listed["heatkv-0.1-0123456789"]
-    assert run["index"] == [1, 2]  # the lowest PSNR, the highest LPIPS
-    assert [pool.values[number] for number in run["prompt"]] == [HOSTILE, PROMPTS[2]]
-    full = next(entry for folder, entry in entries.items() if folder.match("infinity_tiny/full-0"))
-    assert full["index"] == [1, 2]  # what stands beside them
+    document = make_document(runs_dir)
+    runs = {run["folder"]: run["samples"] for run in document["runs"]}
+    heat = runs["infinity_tiny/heatkv-0.1-0123456789"]
+    assert heat["index"] == [1, 2]  # the lowest PSNR, the highest LPIPS
+    assert [document["shared"][number] for number in heat["prompt"]] == [HOSTILE, PROMPTS[2]]
+    assert runs["infinity_tiny/full-0"]["index"] == [1, 2]  # what stands beside them
 
 
 def test_what_is_kept_changes_nothing_and_is_made_again_where_it_is_damaged(
@@ -165,3 +162,26 @@ def test_the_page_has_the_best_values_of_the_report(run_script: Callable[..., st
     rows = [{"psnr": Metric(run["value"], "higher", n=4, evaluator="psnr", digits=2)} for run in runs]
     best = find_best(rows, [0] * 3)
     assert {(int(number), "psnr") for number in told.split()} == best == {(1, "psnr"), (2, "psnr")}
+
+
+def test_plain_values_of_yaml_are_read() -> None:
+    values = {"a": [1, 2.5, None, True], "b": {"c": "text"}}
+    assert parse_yaml("a: [1, 2.5, null, true]\nb: {c: text}\n") == values
+    assert parse_yaml(b"a: [1, 2.5, null, true]\nb: {<<: {c: text}}\n") == values
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &x [1]\nb: *x", r"ValueError: it has an alias \(\*name\)"),
+        ("a: &x {c: 1}\nb: {<<: [*x, *x]}", "alias"),
+        ("x" * (MAX_YAML + 1), "it is larger than 256 KiB"),
+        ("[" * 500, "RecursionError|expected"),
+        ("!!python/object/apply:os.getcwd []", "ConstructorError"),
+        ("{", "ParserError"),
+    ],
+)
+def test_any_other_yaml_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        parse_yaml(text)
+    assert "\n" not in str(error.value)

@@ -184,14 +184,6 @@ def test_runs_that_are_not_finished_are_listed(page: Any) -> None:
     assert not {"swa-0.1", "failed: out of memory", "budget=9"} & {*told.replace(",", "\n").splitlines()}
 
 
-@pytest.mark.parametrize("page", [{"viewport": {"width": 390, "height": 844}}], indirect=True)
-def test_a_phone_needs_no_sideways_scrolling(page: Any) -> None:
-    for number, view in enumerate(("leaderboard", "comparison", "retention", "published"), 1):
-        page.keyboard.press(str(number))
-        assert page.locator(f"#{view}").is_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-
-
 def test_a_link_holds_the_whole_view(page: Any) -> None:
     page.click('#methods [data-label="random"]')
     page.select_option("#quality", "lpips")

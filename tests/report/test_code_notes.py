@@ -14,14 +14,14 @@ from kvbench.runs.record.results import Results
 from tests.support.results import PSNR, made_up
 
 
-def make_run(seed: int, *, sha256: str = "", revision: int = 1, changes: str = "", **made: str) -> Results:
+def make_run(seed: int, *, sha256: str = "", revision: int = 1, **made: str) -> Results:
     known = {
         **made,
         "classes": {
             "method": {"x.Snap": {"revision": revision, "sha256": sha256 or "0", "pinned": not sha256}},
             "model": {"y.Tiny": {"revision": 0, "sha256": "1", "pinned": True}},
         },
-        "code": {"commit": "5", "diff_sha256": changes},
+        "code": {"commit": "5", "diff_sha256": ""},
     }
     config = {"model": {"name": "m"}, "method": {"sinks": 1}, "seed": seed}
     return made_up(

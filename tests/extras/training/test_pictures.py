@@ -1,4 +1,4 @@
-"""Pictures with names: shipped captions of plain words, drawings, names that are held out, a whole training."""
+"""Pictures with names: shipped captions, drawings, names that are held out; whole trainings of image models."""
 
 import re
 from collections import Counter
@@ -95,37 +95,71 @@ def test_drawings_are_whole_pictures_in_a_corner_of_their_background(tmp_path: P
         draw_pictures(package, names, 1, 0)
 
 
+STAGE = "{_target_: kvbench.extras.training.transformer.Stage, scales: 3, batch: 2, steps: 2}"
+STAGES = f"train.transformer.stages=[{STAGE}]"
+FREE = "+train.tokenizer.free=1"
 FEW = (
-    "train.pool=160", "train.compiled=false", "train.threads=1", "train.tokenizer.steps=2", "train.tokenizer.batch=2",
-    "train.transformer.stages=[{_target_: kvbench.extras.training.transformer.Stage, scales: 7, batch: 2, steps: 2}]",
-    "device=cpu",
+    "train.compiled=false", "train.threads=1", "train.tokenizer.steps=2", "train.tokenizer.batch=2", "device=cpu",
 )  # fmt: skip
-SMALL = (
-    "model=infinity_emoji", "model.transformer.depth=1", "model.text_layers=1", "model.tokenizer.mixers=1",
-    "model.tokenizer.base=32", "model.tokenizer.encoder_widths=[32,32]", "model.tokenizer.decoder_widths=[32,32]",
+INFINITY = (
+    "model.transformer.depth=1", "model.text_layers=1", "model.tokenizer.mixers=1", "model.tokenizer.base=32",
+    "model.tokenizer.encoder_widths=[32,32]", "model.tokenizer.decoder_widths=[32,32]",
 )  # fmt: skip
+SMALL = ("model=infinity_emoji", *INFINITY)
+WIDTHS = ("model.transformer.depth=1", "model.tokenizer.widths=[32,32]")
+TRAININGS = {
+    "infinity_emoji": (INFINITY, ("train.pool=160", STAGES.replace("scales: 3", "scales: 7"))),
+    "infinity_tiny": (
+        INFINITY,
+        (
+            "train.pool=8",
+            STAGES,
+            "train.features.steps=1",
+            "train.features.batch=2",
+            "+train.features.test=2",
+        ),
+    ),
+    "llamagen_tiny": (
+        (*WIDTHS, "model.text_layers=1"),
+        ("train.pool=8", "train.transformer.steps=2", "train.transformer.batch=2", FREE),
+    ),
+    "var_tiny": (WIDTHS, ("train.pool=8", STAGES, FREE)),
+}
+"""Small models of the same classes as the one that a recipe is for, and few steps of it."""
 
 
 @pytest.mark.slow
-def test_a_training_on_twenty_pictures_gives_a_model_that_draws(tmp_path: Path) -> None:
-    package, out, names = write_package(tmp_path / "package"), tmp_path / "out", tmp_path / "own.csv"
-    write_names(names, TWENTY)
-    own = (*SMALL, f"model.captions={names}")
-    config = composed(*own, "train=infinity_emoji", f"train.pictures={package}", f"train.out={out}", *FEW)
-    model = instantiate(config.model)
-    assert instantiate(config.train).train(model) == out
-    sources = [f"model.sources.{part}.path={out / part}.safetensors" for part in model.sources]
-    trained = instantiate(composed(*own, *sources).model)
-    trained.check_prompts([TWENTY[0].caption])
-    trained.load("cpu")
-    images = trained.generate([TWENTY[0].caption], full(trained), PromptNoise(0, (0,)))
-    assert images.shape == (1, 64, 64, 3)
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_writes_weights_that_the_model_reads(name: str, tmp_path: Path) -> None:
+    own, few = TRAININGS[name]
+    small = (f"model={name}", *own)
+    if name == "infinity_emoji":
+        write_names(tmp_path / "own.csv", TWENTY)
+        small += (f"model.captions={tmp_path / 'own.csv'}",)
+        few += (f"train.pictures={write_package(tmp_path / 'package')}",)
+    config = composed(*small, f"train={name}", f"train.out={tmp_path}", *FEW, *few)
+    model, shipped = instantiate(config.model), instantiate(composed(f"model={name}").model)
+    assert instantiate(config.train).train(model) == tmp_path
+    sources = [
+        f"model.sources.{part}.path={tmp_path / Path(source.path).name}"
+        for part, source in shipped.sources.items()
+    ]
+    trained = instantiate(composed(*small, *sources).model)
+    for one in (shipped, trained):
+        one.load("cpu")
+    assert trained.weights_sha256 != shipped.weights_sha256
+    if name == "infinity_emoji":
+        caption = [TWENTY[0].caption]
+        trained.check_prompts(caption)
+        assert trained.generate(caption, full(trained), PromptNoise(0, (0,))).shape == (1, 64, 64, 3)
 
 
 def test_held_out_names_are_never_drawn_for_training(tmp_path: Path) -> None:
     package = write_package(tmp_path / "package")
     write_names(tmp_path / "own.csv", TWENTY)
-    config = composed("train=infinity_emoji", f"train.pictures={package}", f"train.out={tmp_path}", *FEW)
+    config = composed(
+        "train=infinity_emoji", f"train.pictures={package}", f"train.out={tmp_path}", "train.pool=160"
+    )
     model = instantiate(composed(*SMALL, f"model.captions={tmp_path / 'own.csv'}").model)
     _, captions = instantiate(config.train)._draw(model)
     held_out = {name.caption for name in TWENTY if name.split == "held_out"}
