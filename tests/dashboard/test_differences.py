@@ -60,8 +60,19 @@ def average(name: str, values: list[float]) -> float:
     return float(np.mean([np.mean(own) for own in groups]))
 
 
-def write_seeds(runs_dir: Path) -> None:
+def show(metric: Metric) -> str:
+    """A difference as the page writes it."""
+    assert metric.value is not None
+    digits = metric.digits
+    text = f"{metric.value:+.{digits}f}" if round(metric.value, digits) else f"{0:.{digits}f}"
+    ends = "" if metric.interval is None else " [{:.{d}f}, {:.{d}f}]".format(*metric.interval, d=digits)
+    return (text + ends).replace("-", "\N{MINUS SIGN}")
+
+
+@pytest.fixture(scope="module")
+def seeds_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The methods at two budgets and two seeds, with their references."""
+    runs_dir = tmp_path_factory.mktemp("seeds")
     samples = [(prompt, {}, b"") for prompt in PROMPTS]
     for seed in (0, 1):
         config = {"model": {"name": "infinity_tiny"}, "seed": seed}
@@ -86,23 +97,7 @@ def write_seeds(runs_dir: Path) -> None:
                 (folder / "metrics" / f"{name}-.json").write_text(json.dumps(record))
     for path in runs_dir.rglob("*-1/samples.jsonl"):
         path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
-
-
-def show(metric: Metric) -> str:
-    """A difference as the page writes it."""
-    assert metric.value is not None
-    digits = metric.digits
-    text = f"{metric.value:+.{digits}f}" if round(metric.value, digits) else f"{0:.{digits}f}"
-    ends = "" if metric.interval is None else " [{:.{d}f}, {:.{d}f}]".format(*metric.interval, d=digits)
-    return (text + ends).replace("-", "\N{MINUS SIGN}")
-
-
-@pytest.fixture(scope="module")
-def seeds_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of two seeds."""
-    folder = tmp_path_factory.mktemp("seeds")
-    write_seeds(folder)
-    return folder
+    return runs_dir
 
 
 @pytest.fixture(scope="module")

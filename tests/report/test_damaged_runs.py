@@ -145,8 +145,19 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(
     labels = {run["label"] for run in document["runs"]}
     assert {"full", "h2o"} <= labels
     assert len(json.dumps(document, allow_nan=False, default=str)) < 10**6
+    text, sweep = printed(200, show_all, runs_dir), runs_dir / "sweeps/abc"
+    assert "def" in text
+    if file.endswith("sweep.json"):
+        assert f"{runs_dir / file}: damaged" in text
+        with pytest.raises(ConfigError, match=r"sweep\.json: damaged"):
+            printed(200, show_status, sweep)
+        return
+    text = printed(300, show_status, sweep)
+    assert "2 jobs" in text
+    if file.endswith("job-00001.json"):
+        assert "1 done, 0 running, 1 failed" in text
+        assert "job-00001.json: damaged" in text.replace("\n", "")
     if file.startswith("sweeps"):
-        check_sweep(runs_dir, file)
         return
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -160,22 +171,6 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(
         assert labels == {"full", "h2o"}
         runs = read_with_references([runs_dir / MODEL / name for name in (GOOD, BAD)])
         assert [run.method for run in runs] == ["h2o", "full"]
-
-
-def check_sweep(runs_dir: Path, file: str) -> None:
-    """Hold what is shown of sweeps, one of which has a damaged file."""
-    text, sweep = printed(200, show_all, runs_dir), runs_dir / "sweeps/abc"
-    assert "def" in text
-    if file.endswith("sweep.json"):
-        assert f"{runs_dir / file}: damaged" in text
-        with pytest.raises(ConfigError, match=r"sweep\.json: damaged"):
-            printed(200, show_status, sweep)
-        return
-    text = printed(300, show_status, sweep)
-    assert "2 jobs" in text
-    if file.endswith("job-00001.json"):
-        assert "1 done, 0 running, 1 failed" in text
-        assert "job-00001.json: damaged" in text.replace("\n", "")
 
 
 @pytest.mark.parametrize("time", [10**12, -(10**12)])

@@ -9,15 +9,14 @@ from kvbench.report.timings import Timing
 def make_profile(method: str, share: float, **more: Any) -> dict[str, Any]:
     """What a file has beside its rows."""
     budget = {"unit": "tokens", "fraction": share, "tokens": 1.0, "bytes": None}
-    machine = {
-        "gpu": None, "cpu": "cpu", "threads": 1, "versions": {"torch": "2"}, "cuda_graph": "off: no GPU",
-    }  # fmt: skip
+    versions = {"versions": {"torch": "2"}, "cuda_graph": "off: no GPU"}
     own: dict[str, Any] = {
         "model": "llamagen_xl",
         "weights": "random",
         "cache_dtype": "float32",
         "largest": None,
     }
+    machine = {"gpu": None, "cpu": "cpu", "threads": 1, **versions}
     return {**own, "method": method, "budget": budget, "config": {}, "provenance": machine} | more
 
 

@@ -43,7 +43,7 @@ def results_of(folder: Path) -> Results:
     return results
 
 
-def test_tables_hold_what_the_runs_came_to(made: Path, published: Path) -> None:
+def test_tables_and_card_hold_what_the_runs_came_to(made: Path, published: Path) -> None:
     results = results_of(made)
     runs = pl.read_parquet(published / "data" / "runs.parquet")
     assert set(runs["run"]) == {results.run, results.reference}
@@ -63,6 +63,19 @@ def test_tables_hold_what_the_runs_came_to(made: Path, published: Path) -> None:
         assert (published / row["reference_file"]).read_bytes() == reference.read_bytes()
     for name in ("results.json", "provenance.json", "config.yaml"):
         assert (published / "runs" / "fake" / results.run / name).read_bytes() == (made / name).read_bytes()
+    card = hub.DatasetCard.load(published / "README.md")
+    about = card.data.to_dict()
+    assert about["license"] == "apache-2.0"
+    assert about["tags"] == ["kvbench", "kv-cache", "benchmark", "fake"]
+    places = {one["config_name"]: one["data_files"] for one in about["configs"]}
+    assert places == {"images": "images/**", "samples": "data/samples.parquet", "runs": "data/runs.parquet"}
+    assert all([*published.glob(place)] for place in places.values())
+    assert f"`{(results.provenance or {})['code']['commit']}`" in card.text
+    assert "| fake | streaming_llm | 0.5 |" in card.text
+    assert 'polars.read_parquet("hf://datasets/user/name/data/runs.parquet")' in card.text
+    assert 'load_dataset("user/name", "images", split="train")' in card.text
+    [recipe, *_] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    exec(compile(recipe.replace("hf://datasets/user/name", str(published)), "README.md", "exec"))
 
 
 def test_folders_of_many_images_stay_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,26 +92,6 @@ def test_folders_of_many_images_stay_folders(tmp_path: Path, monkeypatch: pytest
     assert set(listed["reference_file_name"]) < there
     assert listed.columns[:2] == ["file_name", "reference_file_name"]
     assert {"prompt", "method", "psnr"} <= set(listed.columns)
-
-
-def test_the_hub_reads_the_card(made: Path, published: Path) -> None:
-    card = hub.DatasetCard.load(published / "README.md")
-    about = card.data.to_dict()
-    assert about["license"] == "apache-2.0"
-    assert about["tags"] == ["kvbench", "kv-cache", "benchmark", "fake"]
-    places = {one["config_name"]: one["data_files"] for one in about["configs"]}
-    assert places == {"images": "images/**", "samples": "data/samples.parquet", "runs": "data/runs.parquet"}
-    assert all([*published.glob(place)] for place in places.values())
-    results = results_of(made)
-    assert results.provenance is not None
-    code = results.provenance["code"]
-    assert isinstance(code, dict)
-    assert f"`{code['commit']}`" in card.text
-    assert "| fake | streaming_llm | 0.5 |" in card.text
-    assert 'polars.read_parquet("hf://datasets/user/name/data/runs.parquet")' in card.text
-    assert 'load_dataset("user/name", "images", split="train")' in card.text
-    [recipe, *_] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
-    exec(compile(recipe.replace("hf://datasets/user/name", str(published)), "README.md", "exec"))
 
 
 def test_texts_lie_in_the_table(run: Path, tmp_path: Path) -> None:

@@ -180,19 +180,10 @@ def test_a_loss_that_is_not_finite_stops_training(tmp_path: Path) -> None:
     assert torch.equal(model.tall, Parameters().tall)
 
 
-@pytest.mark.parametrize(
-    ("device", "capability", "dtype"),
-    [
-        ("cpu", "AVX2", torch.float32),
-        ("cpu", "AVX512", torch.bfloat16),
-        ("cuda", "AVX2", torch.bfloat16),
-    ],
-)
-def test_processors_without_avx512_multiply_in_float32(
-    device: str, capability: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert choose_dtype(torch.device(device)) is dtype
-    if device == "cpu":
-        with autocast(torch.device(device)):
+def test_processors_without_avx512_multiply_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, dtype in (("AVX2", torch.float32), ("AVX512", torch.bfloat16)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
+        assert choose_dtype(torch.device("cpu")) is dtype
+        assert choose_dtype(torch.device("cuda")) is torch.bfloat16
+        with autocast(torch.device("cpu")):
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is dtype
