@@ -21,7 +21,6 @@ from kvbench.eval.paired.lpips import alex
 from kvbench.eval.paired.ms_ssim import MsSsim
 from kvbench.eval.paired.ssim import Ssim
 from kvbench.eval.spaces import dinov2
-from kvbench.eval.spaces.clip import ClipImages
 from kvbench.eval.spaces.inception import Adm, AdmSpatial
 from kvbench.eval.spaces.scenes import SceneFeatures, Scenes, perceptual_distance
 from tests.support.fake_device import CUDA
@@ -94,19 +93,6 @@ def test_dinov2(monkeypatch: pytest.MonkeyPatch) -> None:
     hold(dinov2.Dinov2(model=SMALL).load(FILE, DEVICE)(PIXELS), {"features": 384})
 
 
-def read_clip(monkeypatch: pytest.MonkeyPatch, model: str, *, quick_gelu: bool) -> None:
-    open_clip = pytest.importorskip("open_clip")
-    state = open_clip.create_model(model, load_weights=False, force_quick_gelu=quick_gelu).state_dict()
-    monkeypatch.setattr(clips, "read_state", lambda *_, **__: state)
-    monkeypatch.setattr(Weight, "require", lambda _: (FILE, ""))
-
-
-@pytest.mark.slow
-def test_clip_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_clip(monkeypatch, ClipImages.model, quick_gelu=True)
-    hold(ClipImages().load(FILE, DEVICE)(PIXELS), {"features": 768})
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("undecided")
 @pytest.mark.parametrize(
@@ -115,7 +101,10 @@ def test_clip_images(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_scores_of_prompts(
     scorer: clips.ClipScore | Hps, quick_gelu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_clip(monkeypatch, scorer.model, quick_gelu=quick_gelu)
+    open_clip = pytest.importorskip("open_clip")
+    state = open_clip.create_model(scorer.model, load_weights=False, force_quick_gelu=quick_gelu).state_dict()
+    monkeypatch.setattr(clips, "read_state", lambda *_, **__: state)
+    monkeypatch.setattr(Weight, "require", lambda _: (FILE, ""))
     score, _ = scorer.load(DEVICE)
     hold({"score": score(PIXELS, ["a cat", "a dog"])[:, None]}, {"score": 1})
 
