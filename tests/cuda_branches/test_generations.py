@@ -65,7 +65,7 @@ def model(family: str) -> Any:
 def generate(family: str, name: str) -> tuple[Any, Ledger]:
     """What a next-token model makes of its prompt under a method of `conf/method`, and the ledger."""
     one, (overrides, prompt) = model(family), TOKENS[family]
-    method = ready(name, one, "1" if name == "full" else "0.6", overrides)
+    method = ready(name, one.spec, "1" if name == "full" else "0.6", overrides)
     cache = KVCache(one.spec, method, dtype=torch.float32, rotation=one.key_rotation())
     return one.generate([prompt], cache, PromptNoise(0, (0,))), cache.ledger
 

@@ -177,30 +177,22 @@ def test_processes_that_do_not_divide_are_refused() -> None:
 
 def test_a_share_is_read_out_of_the_files_of_the_whole(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    shape = SHAPE
     write_folder(tmp_path)
     write_tokenizer(tmp_path)
     sources = {"weights": Source("model.sources.weights", str(tmp_path))}
 
     def load(processes: Processes) -> Qwen3Model:
-        one = Qwen3Model("small", shape, TextSampling(0), sources, tensor_parallel=processes.count)
+        one = Qwen3Model("small", SHAPE, TextSampling(0), sources, tensor_parallel=processes.count)
         one.processes = processes
         one.load("cpu")
         return one
 
     model = load(Processes())
-    state, dim = model._transformer.state_dict(), shape.head_dim
+    whole = model._transformer.state_dict()
     for rank in range(2):
         share = load(Processes(rank, 2))
         assert share.weights_sha256 == model.weights_sha256
         assert share.parameters == model.parameters
-        found = share._transformer.state_dict()
-        assert found.keys() == state.keys()
-        heads = state["layers.0.attention.wqkv.weight"].unflatten(0, (-1, dim))
-        ours = found["layers.0.attention.wqkv.weight"].unflatten(0, (-1, dim))
-        half, kv = shape.heads // 2, shape.kv_heads // 2
-        assert torch.equal(ours[:half], heads[rank * half : (rank + 1) * half])
-        first = shape.heads + rank * kv
-        assert torch.equal(ours[half : half + kv], heads[first : first + kv])
-        first += shape.kv_heads
-        assert torch.equal(ours[half + kv :], heads[first : first + kv])
+        found, expected = share._transformer.state_dict(), split_state(whole, SHAPE, rank, 2)
+        assert found.keys() == whole.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -116,11 +116,7 @@ def test_it_is_what_it_is_defined_as(
     cross = CrossAttention(width, heads)
     for value in cross.parameters():
         torch.nn.init.normal_(value, std=width**-0.5)
-    h, x, context = (
-        torch.randn(batch, tokens, width),
-        torch.randn(batch, tokens, width),
-        torch.randn(batch, words, width),
-    )
+    h, x, context = (torch.randn(batch, count, width) for count in (tokens, tokens, words))
     mask = torch.rand(batch, words) < 0.6
     mask[:, torch.randint(words, ())] = True
     with torch.set_grad_enabled(learning):

@@ -182,11 +182,8 @@ def write_files(family: str, folder: Path) -> dict[str, Path]:
 
 
 def reading(family: str, paths: dict[str, Path]) -> Any:
-    given, sources = (
-        OFFICIAL[family],
-        {part: Source(f"model.sources.{part}", str(p)) for part, p in paths.items()},
-    )
-    name, changed = given.sampling
+    given, (name, changed) = OFFICIAL[family], OFFICIAL[family].sampling
+    sources = {part: Source(f"model.sources.{part}", str(p)) for part, p in paths.items()}
     sampling = replace(configured(f"model={name}").sampling, **changed)
     return given.kind("golden", *given.networks, sampling, sources, **given.more)
 

@@ -158,24 +158,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(home: Path, tmp_path: P
         load_linear(path, place=place)
 
 
-def test_parameters_go_to_the_device_in_their_dtype_one_by_one(home: Path, tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    save_file({f"layers.{i}.{k}": v for i in range(3) for k, v in nn.Linear(4, 4).state_dict().items()}, path)
-    module = parameters.build_on_meta(
-        lambda: nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, 4) for _ in range(3))})
-    )
-    placed: list[str] = []
-
-    def place(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        assert all(p.dtype == torch.float16 for n, p in module.named_parameters() if n in placed)
-        placed.append(name)
-        return tensor.half()
-
-    parameters.load_into(module, Source("key", str(path)), dict, place)  # type: ignore[arg-type]
-    assert sorted(placed) == sorted(name for name, _ in module.named_parameters())
-    assert all(p.dtype == torch.float16 and p.device.type == "cpu" for p in module.parameters())
-
-
 def test_memory_given_back_keeps_its_numbers(tmp_path: Path) -> None:
     path, numbers = tmp_path / "numbers.safetensors", torch.arange(1 << 16, dtype=torch.float32)
     save_file({"numbers": numbers}, path)

@@ -72,12 +72,8 @@ def _value(value: object) -> bytes:
         return value
     if isinstance(value, list):
         kinds = [_value(one) for one in value]
-        return (
-            struct.pack("<I", 9)
-            + kinds[0][:4]
-            + struct.pack("<Q", len(kinds))
-            + b"".join(k[4:] for k in kinds)
-        )
+        count = struct.pack("<Q", len(kinds))
+        return struct.pack("<I", 9) + kinds[0][:4] + count + b"".join(k[4:] for k in kinds)
     if isinstance(value, str):
         return struct.pack("<I", 8) + _text(value)
     if isinstance(value, bool):

@@ -55,9 +55,7 @@ def whole_state(kind: str = "mha") -> dict[str, Tensor]:
 def language_model(kind: str) -> Janus:
     """A reference language model."""
     state = clean_janus(official_state(kind), CONFIGS[kind].head_dim)
-    own = {
-        k.removeprefix("transformer."): v.float() for k, v in state.items() if k.startswith("transformer.")
-    }
+    own = {k.removeprefix("transformer."): v.float() for k, v in state.items() if "transformer." in k}
     return filled(Janus(CONFIGS[kind]), own)
 
 

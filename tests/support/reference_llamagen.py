@@ -181,19 +181,8 @@ def slow_turn(x: Tensor, config: DecoderConfig, before: int) -> Tensor:
     return out
 
 
-CONFIGS = {
-    "c2i": LlamaGenConfig(
-        depth=4,
-        width=64,
-        heads=4,
-        kv_heads=4,
-        head_dim=16,
-        hidden=256,
-        vocabulary=128,
-        grid=(6, 6),
-        classes=10,
-    )
-}
+_SHAPE = {"depth": 4, "width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "hidden": 256}
+CONFIGS = {"c2i": LlamaGenConfig(**_SHAPE, vocabulary=128, grid=(6, 6), classes=10)}
 CONFIGS["t2i"] = replace(CONFIGS["c2i"], text_width=24)
 TINY_VQ = VQConfig(codes=128, channels=8, latents=32, widths=(32, 32, 64))
 FULL_VQ = VQConfig(codes=16384, channels=8, latents=256, widths=(128, 128, 256, 256, 512))

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from benchmarks.support import build
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
 from kvbench.core.budget import InfeasibleBudget
+from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
@@ -68,13 +69,13 @@ def full(one: Any) -> KVCache:
     return KVCache(one.spec, prepared(Full(), one.spec), dtype=torch.float32)
 
 
-def ready(name: str, one: Any, budget: str, overrides: tuple[str, ...]) -> Method:
+def ready(name: str, spec: ModelSpec, budget: str, overrides: tuple[str, ...]) -> Method:
     """A method of `conf/method`, prepared with random numbers for what it calibrates."""
     method: Method = build.built(build.composed([*overrides, f"method={name}"])["method"])
     needs = method.needs()
-    artifact = needs.make_random_artifact(one.spec) if isinstance(needs, Observer) else None
+    artifact = needs.make_random_artifact(spec) if isinstance(needs, Observer) else None
     try:
-        return prepared(method, one.spec, budget, artifact)
+        return prepared(method, spec, budget, artifact)
     except InfeasibleBudget as refusal:
         minimum = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
-        return prepared(method, one.spec, minimum, artifact)
+        return prepared(method, spec, minimum, artifact)
