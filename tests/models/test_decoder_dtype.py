@@ -31,8 +31,6 @@ MODELS = {
     "infinity": (("model=infinity_tiny",), "a red circle"),
     "var": (("model=var_tiny",), "3"),
 }
-CLOSE = {"bfloat16": 40, "float16": 55}
-"""Least distance in dB to pixels in float32, by dtype."""
 
 
 def draw(one: Any, prompt: str) -> Tensor:
@@ -43,30 +41,25 @@ def dtypes(module: nn.Module) -> set[torch.dtype]:
     return {parameter.dtype for parameter in module.parameters()}
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("name", slow_except(("llamagen", "var").__contains__, MODELS))
-def test_pixels_are_near_those_in_single_precision(name: str, dtype: str) -> None:
+def test_layers_are_cast_as_officially_and_pixels_near_those_in_single_precision(name: str) -> None:
     overrides, prompt = MODELS[name]
-    single, half = load(*overrides), load(*overrides, f"model.decoder_dtype={dtype}")
-    exact, found = draw(single, prompt).double(), draw(half, prompt).double()
-    decibels = 10 * (255**2 / (exact - found).square().mean()).log10()
-    assert CLOSE[dtype] < decibels < torch.inf
-    assert half._tokenizer.decoder.conv_in.conv.weight.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("name", slow_except(("llamagen", "var").__contains__, MODELS))
-def test_layers_are_cast_as_in_the_official_programs(name: str) -> None:
-    half, single = torch.bfloat16, {torch.float32}
-    tokenizer = load(*MODELS[name][0], "model.decoder_dtype=bfloat16")._tokenizer
+    exact, single = draw(load(*overrides), prompt).double(), {torch.float32}
+    for dtype, least in (("float16", 55), ("bfloat16", 40)):
+        half = load(*overrides, f"model.decoder_dtype={dtype}")
+        decibels = 10 * (255**2 / (exact - draw(half, prompt).double()).square().mean()).log10()
+        assert least < decibels < torch.inf
+    tokenizer = half._tokenizer
+    assert tokenizer.decoder.conv_in.conv.weight.is_contiguous(memory_format=torch.channels_last)
     norms = [one for one in tokenizer.decoder.modules() if isinstance(one, nn.GroupNorm)]
     convolutions = [one for one in tokenizer.decoder.modules() if isinstance(one, nn.Conv2d)]
-    before = getattr(tokenizer, "post_quant_conv", None)
-    assert set().union(*map(dtypes, convolutions)) == {half}
-    assert set().union(*map(dtypes, norms)) == (single if name in ("infinity", "var") else {half})
-    if before is not None:
-        assert dtypes(before) == ({half} if name in ("var", "janus") else single)
+    assert set().union(*map(dtypes, convolutions)) == {torch.bfloat16}
+    official = single if name in ("infinity", "var") else {torch.bfloat16}
+    assert set().union(*map(dtypes, norms)) == official
+    if (before := getattr(tokenizer, "post_quant_conv", None)) is not None:
+        assert dtypes(before) == ({torch.bfloat16} if name in ("var", "janus") else single)
     if name == "janus":
-        assert dtypes(tokenizer) == {half}
+        assert dtypes(tokenizer) == {torch.bfloat16}
 
 
 def test_autocast_rounds_as_torch_autocast() -> None:
@@ -127,14 +120,6 @@ def test_what_auto_is() -> None:
     for name, (overrides, _) in MODELS.items():
         wide = configured(*overrides, "model.decoder_dtype=float32").decoding_bytes(3)
         assert wide == found[name].decoding_bytes(3) * (1 if on_gpu[name] == "tf32" else 2)
-
-
-def test_rounding_of_official_and_embedded_models() -> None:
-    for names, rounding in (
-        (("infinity_2b", "var_d16", "janus_pro_1b", "lumina_mgpt_7b_768", "emu3_gen"), "truncate"),
-        (("infinity_tiny", "var_tiny", "llamagen_tiny"), "nearest"),
-    ):
-        assert {configured(f"model={name}", "model.weights=random").rounding for name in names} == {rounding}
 
 
 def named(tmp_path: Path, device: str, *overrides: str, model: str) -> Any:

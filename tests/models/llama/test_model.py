@@ -106,13 +106,18 @@ def test_what_is_not_supported_is_refused_by_its_key() -> None:
             read(**{"kind": kind, **change})
 
 
-def test_texts_end_with_the_tokens_of_both_files() -> None:
+def test_texts_end_with_the_tokens_of_every_file(folder: Path, tmp_path: Path) -> None:
     assert find_stop_tokens({"eos_token_id": 2}, {"eos_token_id": [7, 2]}) == (7, 2)
     assert find_stop_tokens({"eos_token_id": [1, 3]}, {}) == (1, 3)
     assert find_stop_tokens({"eos_token_id": None}, {}) == ()
     for wrong in ("end", [1, "2"], -1, True):
         with pytest.raises(WeightsError, match=r"^config\.json: eos_token_id is .*must be a token or a list"):
             find_stop_tokens({"eos_token_id": wrong}, {})
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    change(tmp_path, eos_token_id=[20, 1])
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [30, 31]}))
+    text, _ = reading(tmp_path)._read_text("cpu")
+    assert (set(text.ends), text.pad) == ({1, 20, 30, 31}, 0)
 
 
 KEY = r"model\.sources\.weights"
@@ -197,14 +202,6 @@ def test_settings_that_do_not_fit_the_file_are_refused(folder: Path) -> None:
     ):
         with pytest.raises((ConfigError, WeightsError), match=re.escape(line)):
             call()
-
-
-def test_texts_end_with_the_tokens_of_every_file(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    change(tmp_path, eos_token_id=[20, 1])
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [30, 31]}))
-    text, _ = reading(tmp_path)._read_text("cpu")
-    assert (set(text.ends), text.pad) == ({1, 20, 30, 31}, 0)
 
 
 def test_a_prompt_does_not_depend_on_the_day(folder: Path, tmp_path: Path) -> None:
