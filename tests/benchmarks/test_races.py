@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,14 +54,10 @@ def test_values_are_read_by_budget(tmp_path: Path) -> None:
         read_values(tmp_path, "lpips")
 
 
-@pytest.mark.parametrize(
-    ("values", "first", "seed"), [([31.0], 0, 0), ([31.0, 32.0], 1, 0), ([31.0, 32.0], 0, 1)]
-)
-def test_values_of_other_prompts_are_refused(
-    values: list[float | None], first: int, seed: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("other", [{"values": [31.0]}, {"first": 1}, {"seed": 1}], ids=str)
+def test_values_of_other_prompts_are_refused(other: dict[str, Any], tmp_path: Path) -> None:
     write_run(tmp_path, "a-1", 0.1, [30.0, 33.0])
-    write_run(tmp_path, "b-1", 0.1, values, first=first, seed=seed)
+    write_run(tmp_path, "b-1", 0.1, **{"values": [31.0, 32.0], **other})
     with pytest.raises(ValueError, match="same prompts"):
         read_values(tmp_path, "psnr")
 

@@ -162,19 +162,6 @@ def test_static_methods_get_the_tokens_that_fit(name: str, value: str) -> None:
             assert given.tokens > 1.5 * budget.tokens
 
 
-def test_methods_that_look_at_data_get_what_is_sure_to_fit() -> None:
-    for name, times in (("token", 2), ("channel", 1)):
-        packing = PACKINGS[name]
-        budget = Budget.parse_bytes("0.25", SCALES, bound_token_bytes(SCALES, packing)[1])
-        assert budget.capacity == times * Budget.parse("0.25", SCALES).capacity
-        method = SnapKV(sinks=1)
-        method.prepare(SCALES, fit_budget(method, SCALES, budget, None, packing), None)
-        assert method.budget == budget
-        cache = open_packed(SCALES, method, packing)
-        run(cache, tokens_of(SCALES, 2))
-        assert cache.ledger.sequence_bytes <= (budget.bytes or 0)
-
-
 @pytest.mark.parametrize("method", [SnapKV(sinks=1), PyramidKV(sinks=1), AdaKV(sinks=1)], ids=repr)
 def test_exempt_layers_leave_the_others_more_tokens(method: Method) -> None:
     """One of three layers has tokens of 16 bytes, two have 32: what all layers share has 80 / 3 each."""

@@ -52,10 +52,10 @@ def test_products_are_those_that_torch_counts() -> None:
     """Those of a text that the embedded language model writes; its attention has no products of its own."""
     load = importlib.import_module("benchmarks.gpu_steps.generations").load
     one = load(["model=reasoner_tiny", "prompts=math_tiny", "model.max_tokens=12"], 1, "cpu")
-    cache, spec, least = (
-        one.open_cache(one.prepare(["method=full"], "1")),
+    spec, least, cache = (
         one.model.spec,
         one.model.least_work,
+        one.open_cache(one.prepare(["method=full"], "1")),
     )
     with FlopCounterMode(display=False) as counter:
         one.draw(cache)
@@ -96,21 +96,13 @@ def test_operations_of_a_decoder_are_those_of_its_convolutions() -> None:
 
 def test_a_floor_is_the_longer_of_operations_and_bytes_in_each_step() -> None:
     model = importlib.import_module("benchmarks.support.build").build_model("llamagen_tiny")
-    plan = make_plan(
-        model, Budget.parse(1, model.spec), Full(), 2, 80, TOKEN, TOKEN, (torch.float32, torch.bfloat16)
-    )
+    budget, dtypes = Budget.parse(1, model.spec), (torch.float32, torch.bfloat16)
+    plan = make_plan(model, budget, Full(), 2, 80, TOKEN, TOKEN, dtypes)
     rates = {"operations": (1e-12, 1e30), "bytes": (1e30, 1e-9), "both": (1e-12, 1e-9)}
-    found = {
-        name: find_floors(
-            plan.spec,
-            plan.steps,
-            plan.contents["full"],
-            2,
-            model.least_work,
-            Card(name, tera, tera, giga, "", ""),
-        )
-        for name, (tera, giga) in rates.items()
-    }
+    found = {}
+    for name, (tera, giga) in rates.items():
+        card, contents = Card(name, tera, tera, giga, "", ""), plan.contents["full"]
+        found[name] = find_floors(plan.spec, plan.steps, contents, 2, model.least_work, card)
     assert list(found["both"]) == ["transformer", "attention", "cache writes", "decoder"]
     for phase, floor in found["both"].items():
         # TF32, in which this model decodes, has half of the rate.

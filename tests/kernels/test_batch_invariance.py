@@ -1,7 +1,7 @@
 """Batch invariance: settings of torch, choices of kernels, and bytes of interpreted kernels in batches of 1 and n."""
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import product
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.support.cuda_branches import on_cuda_branches
 from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant, set_batch_invariant
 from kvbench.kernels.decode_attention import decode_token
-from kvbench.kernels.layout import Past, arrange_rows, locate_rows
+from kvbench.kernels.layout import Past, locate_rows
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.ragged_rows import Case, check, make
 from tests.support.triton_device import DEVICE, needs_loops, needs_triton, on_device
@@ -51,29 +51,23 @@ def test_torch_may_not_round_inside_products_while_batches_are_invariant() -> No
         setattr(MATMUL, flag, usual)
 
 
-def choices(rows: int, dtype: torch.dtype) -> list[object]:
-    """Tile sizes and splits of every kernel for rows or codes, for a batch of `rows` rows of 400 slots."""
+@needs_triton
+@pytest.mark.parametrize("card", [80, 86, 90, 100, 120])
+def test_tiles_look_at_the_batch_unless_it_is_invariant(
+    card: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kvbench.kernels.triton import tiles
 
-    device = torch.device(DEVICE)
-    layout = arrange_rows(torch.zeros(rows + 1, 400, dtype=torch.int64), [400] + [3] * rows)
-    one, other = (
-        tiles.choose_tile(kernel, 128, dtype, 300, rows, device) for kernel in ("attention", "quantised")
-    )
-    return [one, other, tiles.fit_keys(layout, 16, one.keys), tiles.count_splits(rows, 400, one, device)]
+    def choose(rows: int) -> list[object]:
+        kinds = product(("attention", "quantised"), (torch.float32, torch.bfloat16))
+        return [
+            tiles.choose_tile(kernel, 128, dtype, 300, rows, torch.device(DEVICE)) for kernel, dtype in kinds
+        ]
 
-
-@needs_triton
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("card", [80, 86, 90, 100, 120])
-def test_kernels_look_at_the_batch_unless_it_is_invariant(
-    dtype: torch.dtype, card: int, request: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvbench.kernels.triton.tiles.find_capability", lambda _: card)
-    assert choices(1, dtype) != choices(1000, dtype)
+    monkeypatch.setattr(tiles, "find_capability", lambda _: card)
+    assert choose(1) != choose(1000)
     request.getfixturevalue("invariant")
-    assert choices(1, dtype) == choices(1000, dtype)
-    assert choices(1, dtype)[-1] == 1
+    assert choose(1) == choose(1000)
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor, stored: Past) -> Tensor:

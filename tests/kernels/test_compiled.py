@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -113,13 +112,8 @@ print(json.dumps({"launches": launches, "variants": {name: len(keys) for name, k
 """
 
 
-def answer(script: str, root: Path, *arguments: str) -> Any:
-    """What a script prints as JSON in a process of its own, where kernels are compiled and not interpreted."""
-    return json.loads(call(root, "-c", script, *arguments))
-
-
 def call(root: Path, *arguments: str) -> str:
-    """What Python prints where kernels are compiled and not interpreted."""
+    """What Python prints in a process of its own, where kernels are compiled and not interpreted."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", *arguments]
@@ -130,7 +124,7 @@ def call(root: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_attention_is_pipelined_and_spills_nothing(root: Path) -> None:
-    whole, steps, planes = answer(COMPILE, root)
+    whole, steps, planes = json.loads(call(root, "-c", COMPILE))
     for compiled in whole:
         past, present, *_ = compiled["copies"]
         assert past >= 2
@@ -148,7 +142,7 @@ def test_attention_is_pipelined_and_spills_nothing(root: Path) -> None:
 
 @pytest.mark.slow
 def test_a_generation_compiles_few_variants(root: Path) -> None:
-    counted = answer(COUNT, root, "90")
+    counted = json.loads(call(root, "-c", COUNT, "90"))
     assert counted["launches"] > 150
     most = {
         "attention_kernel": 5,  # one per number of queries and of keys in a tile
@@ -167,7 +161,7 @@ def test_a_generation_compiles_few_variants(root: Path) -> None:
     }
     assert counted["variants"] == most
     for card in ("80", "120"):
-        found = answer(COUNT, root, card)["variants"]
+        found = json.loads(call(root, "-c", COUNT, card))["variants"]
         assert found.keys() == most.keys()
         assert all(count <= most[name] for name, count in found.items())
 
@@ -181,13 +175,12 @@ def test_the_largest_tiles_fit_shared_memory(root: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("arch", ["80", "86", "89", "90", "100", "120"])
-def test_what_default_runs_launch_fits_and_hardly_spills(arch: str, root: Path) -> None:
+def test_what_default_runs_launch_fits_and_tiles_are_those_that_the_compiler_gives(
+    arch: str, root: Path
+) -> None:
+    """It hardly spills; tiles of an H200 were timed, those of an RTX 40 are an RTX 30's."""
     assert "\n| " in call(
         root, "-m", "benchmarks", "compiled", "--summary", "--models", "all", "--arch", arch
     )
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("arch", ["80", "86", "100", "120"])
-def test_tiles_are_those_that_the_compiler_gives(arch: str, root: Path) -> None:
-    assert "attention bf16" in call(root, "-m", "benchmarks", "tiles", "--only", "bf16", "--arch", arch)
+    if arch not in ("89", "90"):
+        assert "attention bf16" in call(root, "-m", "benchmarks", "tiles", "--only", "bf16", "--arch", arch)
