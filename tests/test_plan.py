@@ -93,7 +93,7 @@ def test_bytes_of_a_generation_by_hand(branches: int, itemsize: int) -> None:
     assert count_ring_bytes(spec, lengths, 4, itemsize) == 4 * branches * ring * 8 * itemsize
 
 
-@pytest.mark.parametrize("gpu_gib", [1, 3.5, 8, 20, 141])
+@pytest.mark.parametrize("gpu_gib", [1, 8, 141])
 @pytest.mark.parametrize("name", ["infinity_2b", "var_d30"])
 def test_the_largest_batch_still_fits(name: str, gpu_gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = (f"model={name}", "method=streaming_llm", "budget=0.1", "sinks=1")

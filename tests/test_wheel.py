@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -30,16 +29,6 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-c", BUILD, str(out)], cwd=copy, capture_output=True, check=True)
     [built] = out.glob("kvbench-*.whl")
     return built
-
-
-def test_every_folder_with_code_is_a_package(root: Path) -> None:
-    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    there = {
-        ".".join((*Path(inside).parts, *path.parent.relative_to(root / part).parts))
-        for part, inside in PARTS.items()
-        for path in (root / part).rglob("*.py")
-    }
-    assert sorted(listed) == sorted(there)
 
 
 @pytest.mark.slow

@@ -187,10 +187,9 @@ def test_state_moves_with_the_slots_that_are_kept(seed: int, sequences: int) -> 
 
 FIRST = torch.tensor([0])
 LOOKS = ("mass", "keys", "values", "cached_keys", "previous_keys", "value_norms", "value_ranges")
-CHOOSING = ("scores", "queries", "logits")
 REFUSALS: list[tuple[str, tuple[object, ...], bool, str]] = [
     *((name, (), True, "set `static = False`") for name in LOOKS),
-    *((name, (FIRST,), True, "set `static = False`") for name in CHOOSING),
+    *((name, (FIRST,), True, "set `static = False`") for name in ("scores", "queries", "logits")),
     ("previous_keys", (), False, "set `previous_keys` in `uses`"),
     ("read_back", (FIRST, FIRST, small().segments[0], 4), False, "set `codebooks` in `uses`"),
 ]

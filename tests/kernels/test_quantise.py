@@ -167,9 +167,8 @@ def test_recorded_formats(number: int) -> None:
     """Codes, values that attention reads and its output; vLLM's levels are not exactly Lloyd-Max levels."""
     case, golden = CASES[number], load_golden("nm_rotated")
     tensors = {name.partition(".")[2]: x for name, x in golden.items() if name.startswith(f"case{number}.")}
-    keys, values, keys_read, values_read = (
-        tensors[name].transpose(0, 1) for name in ("keys", "values", "keys_read", "values_read")
-    )
+    names = ("keys", "values", "keys_read", "values_read")
+    keys, values, keys_read, values_read = (tensors[name].transpose(0, 1) for name in names)
     heads, tokens, channels = keys.shape
     if case["key_bits"] == 8:
         key_codes = Codes(round_fp8(keys))
@@ -244,7 +243,6 @@ def test_errors_of_normal_vectors(channels: int, errors: tuple[float, ...]) -> N
 def test_vectors_of_zeros_and_of_the_largest_numbers() -> None:
     for x in (torch.zeros(1, 16), torch.full((1, 16), 65504.0)):
         codes, read = encode(x, 4)
-        assert codes.gain is not None
         assert codes.gain.isfinite().all()
         assert read.isfinite().all()
-    assert not encode(torch.zeros(1, 16), 2)[1].any()
+        assert read.any() == x.any()
