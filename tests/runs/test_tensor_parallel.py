@@ -24,10 +24,10 @@ from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.shared.capacities import share_evenly
 from kvbench.runs.check import check_job
+from tests.support.command_line import RUN, find_port, start_two
 from tests.support.fake_run import count_records, job_in
 from tests.support.parallel import CASES, SAMPLED, collect, make_model
 from tests.support.places import ROOT
-from tests.support.processes import find_port, start_together
 from tests.support.small_models import SMALL_QWEN3
 
 KEYS = [*(f"{case} at 0.0" for case in CASES), *(f"{case} at 1.0" for case in SAMPLED)]
@@ -36,8 +36,8 @@ KEYS = [*(f"{case} at 0.0" for case in CASES), *(f"{case} at 1.0" for case in SA
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     folder = tmp_path_factory.mktemp("together")
-    both = start_together([str(ROOT / "tests/support/parallel.py"), "found.json"], 2, folder)
-    told = [process.communicate(timeout=600)[1] for process in both]
+    both = start_two(folder, str(ROOT / "tests/support/parallel.py"), "found.json")
+    told = [process.communicate(timeout=600)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     return json.loads((folder / "found.json").read_text())
 
@@ -99,12 +99,12 @@ def texts_in(runs: Path) -> dict[str, bytes]:
 def test_two_processes_resume_to_the_run_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("questions.txt").write_text("".join(f"what is {number} plus one\n" for number in range(6)))
-    both = start_together([str(ROOT / "run.py"), *SPLIT], 2, tmp_path)
+    both = start_two(tmp_path, RUN, *SPLIT)
     deadline = time.monotonic() + 600
     while count_records(tmp_path / "runs") < 2 and time.monotonic() < deadline and both[0].poll() is None:
         time.sleep(0.02)
     both[1].send_signal(signal.SIGKILL)
-    _, told = both[0].communicate(timeout=600)
+    told, _ = both[0].communicate(timeout=600)
     both[1].communicate()
     assert both[0].returncode == 1
     assert "error: process 0 of 2: another process ended or does not answer" in told
@@ -114,7 +114,7 @@ def test_two_processes_resume_to_the_run_of_one(tmp_path: Path, monkeypatch: pyt
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     port = ["--master-addr=127.0.0.1", f"--master-port={find_port()}"]
-    program = [*torchrun, *port, str(ROOT / "run.py"), *SPLIT]
+    program = [*torchrun, *port, RUN, *SPLIT]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished: runs/qwen3_8b/streaming_llm-") == 1

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,3 +41,16 @@ def start_python(folder: Path, *words: str, **variables: str) -> subprocess.Pope
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables
     outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([sys.executable, *words], cwd=folder, env=env, **outputs)
+
+
+def start_two(folder: Path, *words: str) -> list[subprocess.Popen[str]]:
+    """Start a Python program twice as torchrun does, without its watching them."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_port()), "WORLD_SIZE": "2"}
+    return [start_python(folder, *words, RANK=rank, LOCAL_RANK=rank, **shared) for rank in "01"]
+
+
+def find_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

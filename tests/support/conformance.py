@@ -79,22 +79,22 @@ def _open_copies(model: str) -> Callable[[], DictConfig]:
 
 
 @cache
-def describe(name: str, shapes: str, leading: int = LEADING, sinks: int = SINKS) -> Method:
+def describe(name: str, shapes: str, leading: int = LEADING) -> Method:
     """The method of a file, not prepared: first tokens of a text never leave, and first scales of an image."""
     cfg: DictConfig = _open_copies(MODELS[shapes])()
     cfg.method = OmegaConf.merge(settings_of(name), OTHER_SETTINGS.get(name, {}))
-    cfg.sinks, cfg.protect.leading = {"text": (0, leading), "prompt": (1, 0), "small": (sinks, 0)}[shapes]
+    cfg.sinks, cfg.protect.leading = {"text": (0, leading), "prompt": (1, 0), "small": (SINKS, 0)}[shapes]
     method = instantiate(cfg.method)
     assert isinstance(method, Method)
     return method
 
 
-def artifact_for(method: Method, spec: ModelSpec, seed: int = 0) -> Artifact | None:
+def artifact_for(method: Method, spec: ModelSpec) -> Artifact | None:
     """Random numbers where the method wants calibrated ones."""
     observer = method.needs()
     if not isinstance(observer, Observer):
         return None
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     sizes = observer.tensor_shapes(spec).items()
     return Artifact(observer.kind, {name: torch.rand(x, generator=generator).double() for name, x in sizes})
 

@@ -24,12 +24,9 @@ def projections(spec: ModelSpec) -> Tensor:
     return torch.randn(spec.layers, WIDTH, spec.heads * FOLD * D, generator=generator)
 
 
-def observe(
-    observer: Observer, spec: ModelSpec, batches: list[Inputs], passes: int = 1, weights: Tensor | None = None
-) -> dict[str, Tensor]:
-    """What a calibration finds that looks at the batches so many times, through `weights` or `projections`."""
-    weights = projections(spec) if weights is None else weights
-    cache = open_cache(observer, spec, projection=weights.__getitem__)
+def observe(observer: Observer, spec: ModelSpec, batches: list[Inputs], passes: int = 1) -> dict[str, Tensor]:
+    """What a calibration finds that looks at the batches so many times."""
+    cache = open_cache(observer, spec, projection=projections(spec).__getitem__)
     for left in reversed(range(passes)):
         for inputs in batches:
             run(cache, inputs)

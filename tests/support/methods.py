@@ -37,10 +37,10 @@ def list_variants() -> tuple[str, ...]:
 def list_representatives() -> tuple[str, ...]:
     """Return one name per class, that of its module or the first; wrappers and variants of a score are left out."""
     first: dict[type, str] = {}
-    own = [name for name in list_methods() if not _differs_little(class_of(name))]
-    names = sorted(own, key=lambda name: name not in target_of(name).split("."))
-    for name in names:
-        first.setdefault(class_of(name), name)
+    for name in sorted(list_methods(), key=lambda name: name not in class_of(name).__module__.split(".")):
+        kind = class_of(name)
+        if not issubclass(kind, Wrapper) and not kind.__module__.startswith("kvbench.methods.contents."):
+            first.setdefault(kind, name)
     return tuple(sorted(first.values()))
 
 
@@ -62,14 +62,9 @@ def compose(name: str) -> DictConfig:
     return found
 
 
-def target_of(name: str) -> str:
-    """The class that a method's file names, with its module."""
-    return str(settings_of(name)._target_)
-
-
 def class_of(name: str) -> type[Method]:
     """The class that a method's file names."""
-    found = get_class(target_of(name))
+    found = get_class(settings_of(name)._target_)
     assert issubclass(found, Method)
     return found
 
@@ -96,10 +91,6 @@ def methods_for(family: Family) -> tuple[str, ...]:
     """Names of the methods of conf/method that fit a family, in alphabetical order."""
     names = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
     return tuple(name for name in names if name not in GUESTS and family in class_of(name).families)
-
-
-def _differs_little(kind: type[Method]) -> bool:
-    return issubclass(kind, Wrapper) or kind.__module__.startswith("kvbench.methods.contents.")
 
 
 def _list_names(group: str) -> tuple[str, ...]:

@@ -42,14 +42,14 @@ def official_state(kind: str) -> dict[str, Tensor]:
     return load_file(GOLDENS / "janus" / f"{kind}_state.safetensors")
 
 
-def whole_state(kind: str = "mha") -> dict[str, Tensor]:
+def whole_state() -> dict[str, Tensor]:
     """The weights with the encoder of images that published files have and no image drawn from text needs: zeros."""
     lacking = {
         f"gen_vision_model.{name}": torch.zeros_like(tensor)
         for name, tensor in VQ(TINY_VQ).state_dict().items()
         if name.startswith(("encoder.", "quant_conv."))
     }
-    return {**official_state(kind), **lacking}
+    return {**official_state("mha"), **lacking}
 
 
 def language_model(kind: str) -> Janus:

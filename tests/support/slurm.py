@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.processes import find_port
+from tests.support.command_line import find_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo", "squeue")
 INSTALL = Path(__file__).with_name("install_slurm.sh")
@@ -48,18 +48,14 @@ CARDS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
 
 def find_obstacle() -> str | None:
     """Install Slurm unless it is there; return why it cannot be used, None if it can."""
-    if not _list_missing():
+    if all(map(shutil.which, PROGRAMS)):
         return None
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return f"Slurm is not installed, which takes root and apt-get: {INSTALL.name}"
     done = subprocess.run(["sh", str(INSTALL)], capture_output=True, text=True, timeout=600)
-    if done.returncode != 0 or _list_missing():
+    if done.returncode != 0 or not all(map(shutil.which, PROGRAMS)):
         return f"Slurm cannot be installed: {(done.stderr or done.stdout).strip()[-200:]}"
     return None
-
-
-def _list_missing() -> list[str]:
-    return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 @contextmanager
@@ -88,9 +84,7 @@ def start_cluster(folder: Path, cores: Sequence[int] = (2,)) -> Iterator[Mapping
 def _wait_until_empty(env: Mapping[str, str]) -> None:
     """Wait until no job is left, half a minute at most: slurmd waits for steps, which the controller must hear of."""
     for _ in range(60):
-        if not subprocess.run(
-            ["squeue", "--noheader"], env=env, capture_output=True, text=True
-        ).stdout.strip():
+        if not subprocess.run(["squeue", "--noheader"], env=env, capture_output=True).stdout.strip():
             return
         time.sleep(0.5)
 
@@ -117,11 +111,6 @@ def preempt(env: Mapping[str, str], job: str) -> None:
     urgent = ["--partition=urgent", "--ntasks=2", "--output=/dev/null", "--wrap=true"]
     subprocess.run(["sbatch", *urgent], env=env, check=True, capture_output=True)
     _wait_until_pending(env, job)
-
-
-def cancel(env: Mapping[str, str], job: str) -> None:
-    """Take a job out of the queue."""
-    subprocess.run(["scancel", job], env=env, check=True)
 
 
 def _wait_until_pending(env: Mapping[str, str], job: str) -> None:

@@ -7,14 +7,13 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from benchmarks.support import build
+from benchmarks.support.build import prepare_method
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.calibration import Observer
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
@@ -70,12 +69,10 @@ def full(one: Any) -> KVCache:
 
 
 def ready(name: str, spec: ModelSpec, budget: str, overrides: tuple[str, ...]) -> Method:
-    """A method of `conf/method`, prepared with random numbers for what it calibrates."""
-    method: Method = build.built(build.composed([*overrides, f"method={name}"])["method"])
-    needs = method.needs()
-    artifact = needs.make_random_artifact(spec) if isinstance(needs, Observer) else None
+    """A method of `conf/method`, prepared with random numbers for what it calibrates; a refused budget is raised."""
+    words = [*overrides, f"method={name}"]
     try:
-        return prepared(method, spec, budget, artifact)
+        return prepare_method(spec, budget, words)
     except InfeasibleBudget as refusal:
         minimum = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
-        return prepared(method, spec, minimum, artifact)
+        return prepare_method(spec, minimum, words)
