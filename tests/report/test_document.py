@@ -94,10 +94,8 @@ def test_a_map_has_the_tokens_of_all_its_sources(sources: int, prompt: bool, cou
 
 def test_maps_show_layers_down_and_heads_across() -> None:
     retention = make_retention(3)
-    figure = draw_retention(retention, "a run")
-    axes = figure.axes[0]
+    axes = draw_retention(retention, "a run").axes[0]
     letters = {text.get_text(): text.get_position() for text in axes.texts}
-    assert len(axes.images) == len(retention.sources)
     assert (axes.get_xlim()[0], axes.get_ylim()[1]) == (0, 0)
     for place, (shown, name) in enumerate(zip(axes.images, retention.sources, strict=True)):
         expected = [[head[place] for head in layer] for layer in retention.kept]

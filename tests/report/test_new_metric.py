@@ -16,7 +16,6 @@ from kvbench.report.figures.plots import choose_panels, trace_curves
 from kvbench.report.one_run import show_run
 from kvbench.report.runs_table import show_runs
 from kvbench.runs import execute
-from kvbench.runs.record.results import Results
 from tests.support.fake_run import job_in
 from tests.support.results import printed
 
@@ -49,17 +48,17 @@ class Darkness(Evaluator):
 CONFIG = "darkness:\n  _target_: a_stranger.darkness.Darkness\n  white: 250\n"
 
 
-def run_methods(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Results]:
+def test_every_table_and_figure_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two methods at two budgets with `eval=darkness`, a module on the path and a folder on Hydra's."""
     for path, text in {
         "a_stranger/__init__.py": "",
         "a_stranger/darkness.py": MODULE,
         "conf/eval/darkness.yaml": CONFIG,
     }.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-    monkeypatch.syspath_prepend(str(root))
-    words = [f"hydra.searchpath=[file://{root / 'conf'}]", "eval=darkness"]
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = [f"hydra.searchpath=[file://{tmp_path / 'conf'}]", "eval=darkness"]
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         cfg = hydra.compose("config", overrides=words)
     assert OmegaConf.to_container(cfg.eval) == OmegaConf.to_container(OmegaConf.create(CONFIG))
@@ -68,14 +67,12 @@ def run_methods(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Results]:
         for budget in (0.3, 0.6):
             method = StreamingLLM(sinks=sinks)
             execute.run(
-                job_in(root / "runs", method=method, method_name=name, budget=budget, evaluators=evaluators)
+                job_in(
+                    tmp_path / "runs", method=method, method_name=name, budget=budget, evaluators=evaluators
+                )
             )
-    return collect_runs(root / "runs")
-
-
-def test_every_table_and_figure_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its digits and arrow; differences are of the run's and the other's own values."""
-    runs, runs_dir = run_methods(tmp_path, monkeypatch), tmp_path / "runs"
+    runs_dir = tmp_path / "runs"
+    runs = collect_runs(runs_dir)
     table = printed(80, show_runs, runs)
     assert "darkness ↓" in table
     assert all(f" {run.metrics['darkness'].value:.1f}" in table for run in runs)

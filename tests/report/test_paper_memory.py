@@ -7,6 +7,7 @@ import pytest
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.report.papers import memory
 from kvbench.report.papers.printed import prints_as, rounding_interval
+from tests.support.published import INFINITY
 from tests.support.texts import check_text
 
 
@@ -14,14 +15,12 @@ def square(name: str, layers: int, heads: int, head_dim: int, *sides: int) -> Mo
     return ModelSpec(name, layers, heads, head_dim, next_scale([(side, side) for side in sides]))
 
 
-INFINITY = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
 VAR = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)
 XL = ModelSpec("llamagen_xl", 36, 20, 64, next_token(1, [24] * 23 + [23]))
 SPECS = {
     spec.name: spec
     for spec in (
-        square("infinity_2b", 32, 16, 128, *INFINITY),
-        square("infinity_8b", 40, 28, 128, *INFINITY),
+        *INFINITY.values(),
         square("var_d24", 24, 24, 64, *VAR),
         square("var_d30", 30, 30, 64, *VAR),
         square("var_d36", 36, 36, 64, 1, 2, 3, 4, 6, 9, 13, 18, 24, 32),

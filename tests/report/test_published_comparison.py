@@ -60,14 +60,12 @@ methods that no paper has beside what a method held, 2293 of 6425 tokens | ams_k
 two numbers of samples | heatkv_table1 | heatkv 0.1; heatkv 0.2 n=16
 another noise | ams_kv_table1 | \
     scale_groups 1 method.remove=local memory.peak_tokens=2293; random 0.3569 noise=counter
-no method of the table | ams_kv_table1 | random 0.3569
 a random choice beside full caches whatever it holds | reproduction | \
     full 1 infinity_2b GENEVAL; random 0.1 infinity_2b GENEVAL
 one that was left unused is marked | heatkv_table1 | \
     heatkv 0.1 memory.least_share=0.97; heatkv 0.1 memory.least_share=0.969
 the paper's own model | heatkv_table1 | heatkv 650/6425 infinity_8b
 random weights | heatkv_table1 | heatkv 0.1 infinity_8b model.weights=random
-another detector | heatkv_table4 | heatkv 0.1
 full caches of a benchmark | reproduction | full 1 infinity_2b GENEVAL OFFICIAL
 no full cache | reproduction | heatkv 0.1 infinity_2b GENEVAL
 prompts of no benchmark | reproduction | full 1 infinity_2b
@@ -75,24 +73,19 @@ settings of classes | reproduction_classes | \
     full 1 var_d30 CLASSES OFFICIAL model.sampling={"cfg":1.5,"top_k":900}; \
     full 1 var_d30 CLASSES OFFICIAL model.sampling={"cfg":2.0,"top_k":600}
 no model of the table | reproduction_classes | full 1 var_tiny CLASSES
-texts | reproduction_texts | \
-    full 1 qwen3_8b AIME25 OFFICIAL model.max_tokens=38912 model.sampling={"temperature":0.6}
 what the paper lacks | hard_kv_table1 | \
     random 0.2 reasoner_tiny TINY; streaming_llm 0.2 reasoner_tiny TINY; hard_kv 0.2 reasoner_tiny TINY RKV_TOP_P
-a budget in tokens | hard_kv_table1 | hard_kv 0.21322 reasoner_tiny TINY RKV_TOP_K
-prompts that were measured | hard_kv_table1 | full 1 qwen3_8b AIME25
 two sets of prompts | hard_kv_table1 | full 1 qwen3_8b AIME25; full 1 qwen3_8b UMATH
 prompts that the paper lacks | hard_kv_table1 | full 1 qwen3_8b MATH500
 the released program's selection | hard_kv_table1 | \
     hard_kv 1024/33152 qwen3_8b AIME24 method.selector=snapkv method.select=official_rewrite method.calibration=official
-a recorded step is another row | hard_kv_table3 | \
-    full 1 qwen3_8b AIME24 cuda_graph=false; full 1 qwen3_8b AIME24 cuda_graph=true
 two blocks | hard_kv_table3 | full 1 qwen3_8b UMATH cuda_graph=false
 """
 """Title, published table, and runs: method, budget, model, and settings by dotted path."""
 SELECTORS = {
-    f"RKV_{select.upper()}": f"method.selector=rkv method.select={select} method.calibration=none"
-    for select in ("top_k", "top_p")
+    "RKV_TOP_K": "method.selector=rkv method.select=top_k method.calibration=none",
+    "RKV_TOP_P": "method.selector=rkv method.select=top_p method.calibration=none",
+    "SNAPKV_BISECTED": "method.selector=snapkv method.select=top_p method.calibration=bisection",
 }
 
 

@@ -65,15 +65,6 @@ def asked(method: str, value: float, full: float, /, **more: object) -> Results:
     return replace(run(method, 1.0 if method == "full" else 0.25, None, **prompts, **more), metrics=known)
 
 
-def coded(seed: int, sha256: str, changes: str) -> Results:
-    """A run of a class that matches its pin, or of an edited one, in a checkout with or without changes."""
-    known = {
-        "classes": {"method": {"x.Snap": {"revision": 1, "sha256": sha256, "pinned": sha256 == "0"}}},
-        "code": {"commit": "5", "diff_sha256": changes},
-    }
-    return replace(run("snapkv", 0.1, 20.0 + seed, seed=seed), provenance=known, run=f"snapkv-{seed}")
-
-
 def list_plain() -> list[Results]:
     other = replace(run("swa", 0.1, None), metrics={"lpips": replace(LPIPS, value=0.25)})
     random = run("heatkv", 0.1, 25.0, model={"name": "var_d30", "weights": "random"}, budget=650)
@@ -127,8 +118,15 @@ def answered(method: str, accuracy: float, **more: float | None) -> Results:
 
 
 def list_code() -> list[Results]:
-    digests = ["", *(f"{digit * 20}" for digit in ("a1", "b2", "c3", "d4", "e5"))]
-    return [coded(seed, "abcdef0123456789" if seed == 1 else "0", one) for seed, one in enumerate(digests)]
+    """Runs of a class that matches its pin, and of an edited one, in checkouts with changes or without."""
+    runs = []
+    for seed, digit in enumerate(("", "a1", "b2", "c3", "d4", "e5")):
+        own = {"revision": 1, "sha256": "abcdef0123456789" if seed == 1 else "0", "pinned": seed != 1}
+        code = {"commit": "5", "diff_sha256": digit * 20}
+        known = {"classes": {"method": {"x.Snap": own}}, "code": code}
+        one = run("snapkv", 0.1, 20.0 + seed, seed=seed)
+        runs.append(replace(one, provenance=known, run=f"snapkv-{seed}"))
+    return runs
 
 
 SETS: Mapping[str, Callable[[], list[Results]]] = {
