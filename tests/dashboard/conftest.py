@@ -1,4 +1,4 @@
-"""What tests of the dashboard share: runs, their page, a browser that looks at it, and the page's scripts in Node.js."""
+"""What tests of the dashboard share: runs, their page, a browser, and the scripts of the page in Node.js."""
 
 import json
 import shutil

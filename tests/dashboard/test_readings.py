@@ -10,10 +10,9 @@ import pytest
 
 from kvbench.dashboard.document import make_document
 from kvbench.dashboard.page import write_bundle, write_dashboard
-from tests.support.run_folders import GIVEN, HOSTILE, TEXT, WORDS, write_reading_runs
+from tests.support.run_folders import GIVEN, HOSTILE, TEXT, TEXTS, WORDS, write_reading_runs
 
-SNAPKV = ((0, 0.5, 0, 3, 0, 1, 0, 2), (0, 0, 0, 1, 0, 1, 0, 4))
-TEXTS = {"snapkv": SNAPKV, "h2o": ((0.125,) * 8, (0.25,) * 8)}
+SNAPKV = TEXTS["snapkv"]
 
 
 @pytest.fixture

@@ -12,10 +12,7 @@ from kvbench.report.one_run import show_outcome
 from kvbench.report.seeds import Combined
 from kvbench.runs.record.results import Outcome, Results
 from tests.support.results import printed
-from tests.support.run_folders import HOSTILE, write_image_runs, write_reading_runs
-
-SNAPKV = ((0, 0.5, 0, 3, 0, 1, 0, 2), (0, 0, 0, 1, 0, 1, 0, 4))
-TEXTS = {"snapkv": SNAPKV, "h2o": ((0.125,) * 8, (0.25,) * 8)}
+from tests.support.run_folders import HOSTILE, TEXTS, write_image_runs, write_reading_runs
 
 
 @pytest.fixture

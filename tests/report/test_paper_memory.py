@@ -38,13 +38,6 @@ def test_what_is_printed_and_what_follows_from_shapes(name: str) -> None:
     check_text(f"{name}.txt", "".join(" | ".join(astuple(one)) + "\n" for one in figures))
 
 
-def test_a_model_that_is_not_there_is_left_out() -> None:
-    assert {figure.model for figure in memory.ams_kv_eq4({"var_d30": SPECS["var_d30"]})} == {"var_d30"}
-    assert [list(make({})) for make in memory.TABLES.values()] == [[]] * len(memory.TABLES)
-    assert memory.models("ams_kv_eq4") == ("var_d30", "var_d36", "infinity_2b")
-    assert memory.models("hackpp_table1") == ("infinity_2b", "infinity_8b", "hart")
-
-
 def test_operations_and_tokens_by_hand() -> None:
     """A token of LlamaGen XL: 128 prompts x 2 branches x 36 layers x 20 heads x 64 channels x 2 x 2 bytes."""
     spec = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3)]))

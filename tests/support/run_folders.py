@@ -135,6 +135,11 @@ WORDS = {1: "a", 2: " hen", 3: " and", 4: "\n", 5: HOSTILE}
 GIVEN = "It was the best of times: "
 TEXT = (1, 2, 3, 1, 2, 4, 1, 5)
 """Tokens that are scored of a text that begins with `GIVEN`."""
+TEXTS = {
+    "snapkv": ((0, 0.5, 0, 3, 0, 1, 0, 2), (0, 0, 0, 1, 0, 1, 0, 4)),
+    "h2o": ((0.125,) * 8, (0.25,) * 8),
+}
+"""KL of two texts by method."""
 
 
 def make_reading(kl: Sequence[float], full: Mapping[int, int] | None = None, **more: object) -> ScoredText:

@@ -4,7 +4,7 @@ import json
 import re
 import resource
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub as hub
@@ -14,7 +14,6 @@ from PIL import Image
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path
-from kvbench.data.frames import export_frames
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.extras.share.publish.dataset import choose_name, prepare_dataset, read_published
 from kvbench.forced.record import ScoredText
@@ -302,22 +301,13 @@ def test_readings_are_published_without_hidden_states(tmp_path: Path) -> None:
     assert all((tmp_path / "set" / file).is_file() for file in samples["file"])
 
 
-WRITES: Sequence[Callable[[Path, Path], object]] = (
-    lambda run, out: prepare_dataset(read_published([run]), out / "set"),
-    lambda run, out: export_frames(run.parents[1], "parquet", out),
-)
-
-
-@pytest.mark.parametrize("write", WRITES)
-def test_a_full_disk_is_an_error_of_the_system(
-    made: Path, tmp_path: Path, write: Callable[[Path, Path], object]
-) -> None:
+def test_a_full_disk_is_an_error_of_the_system(made: Path, tmp_path: Path) -> None:
     """The kernel refuses to write more than 100 bytes of a file, as a full disk does."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         with pytest.raises(OSError, match=r"File too large: '.*runs\.parquet'"):
-            write(made, tmp_path)
+            prepare_dataset(read_published([made]), tmp_path / "set")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
