@@ -10,10 +10,8 @@ from typing import ClassVar
 
 import pytest
 
-from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.paired.psnr import Psnr
-from kvbench.eval.protocol.base import Result
 from kvbench.runs import calls
 from kvbench.runs.calls import recall, remember
 from kvbench.runs.execute import run
@@ -35,16 +33,6 @@ class Needy(Psnr):
 
     def list_references(self, run: Path) -> dict[str, Path | None]:
         return {"real": run.parents[2] / "real", "late": None}
-
-
-@dataclass(frozen=True)
-class Failing(Psnr):
-    """Fails."""
-
-    name: ClassVar[str] = "failing"
-
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        raise ValueError("not today")
 
 
 def make_job(root: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
@@ -163,9 +151,10 @@ def test_what_changed_during_a_run_is_not_taken_for_what_it_read(
     assert asked_again(job) is None
 
 
-def test_a_call_that_is_logged_or_failed_is_made_again(job: Job) -> None:
+def test_a_call_that_is_logged_or_failed_is_made_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(replace(job, logger=object()), run(job))
     assert asked_again(job) is None
-    job = replace(job, evaluators={"psnr": Failing()})
+    monkeypatch.setattr(Psnr, "run", lambda *_: 1 / 0)
+    job = replace(job, settings=replace(job.settings, seed=1))
     remember(job, run(job))
     assert asked_again(job) is None

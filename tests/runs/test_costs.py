@@ -84,14 +84,6 @@ def test_means_are_of_the_samples_that_have_a_value() -> None:
     assert summarise(text, {"tokens": 3}).bytes_read is None
 
 
-def test_latency() -> None:
-    latency = summarise_latency([replace(COST, seconds=one, batch=4) for one in (10.0, 1.0, 2.0, 3.0)])
-    assert (latency.seconds_per_image, latency.seconds_per_image_median) == (4, 2.5)
-    assert latency.images_per_second == 1 / 4
-    assert (latency.batch, latency.device) == (4, "cpu")
-    assert (latency.samples, latency.others, latency.mark) == (4, 0, "")
-
-
 @pytest.mark.parametrize(
     "other",
     [

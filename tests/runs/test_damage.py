@@ -1,14 +1,12 @@
 """Damaged files of a finished run: told by name, or made again; never another result, never a traceback."""
 
 import hashlib
-import itertools
 import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,32 +72,20 @@ WHOLE: dict[str, Damage] = {
 
 
 VALUES: dict[str, object] = {"null": None, "nan": float("nan"), "text": "x", "negative": -1, "list": []}
+RECORDED = ("index", "seed", "prompt", "sha256", "batch", "seconds", "peak_tokens", "peak_bytes")
+RESULTS = ("schema_version", "run", "n", "config", "memory", "latency")
 
 
-def change(values: dict[str, Any], key: str, value: object) -> bytes:
-    """Give a key another value, or take it out for `...`."""
-    changed = {**values, key: value}
-    return json.dumps({name: one for name, one in changed.items() if one is not ...}).encode()
-
-
-def damage_record(content: bytes, key: str, value: object) -> bytes:
-    """Change one line of samples.jsonl."""
+def change(content: bytes, line: int, key: str, value: object) -> bytes:
+    """Give a key of a line in JSON another value, or take it out for `...`."""
     lines = content.splitlines()
-    lines[2] = change(json.loads(lines[2]), key, value)
+    changed = {**json.loads(lines[line]), key: value}
+    lines[line] = json.dumps({name: one for name, one in changed.items() if one is not ...}).encode()
     return b"\n".join([*lines, b""])
 
 
-def damage_results(content: bytes, key: str, value: object) -> bytes:
-    """Change results.json, or its memory."""
-    values = json.loads(content)
-    if key in values["memory"]:
-        return change(values, "memory", json.loads(change(values["memory"], key, value)))
-    return change(values, key, value)
-
-
-IDENTITY, COSTS = ("index", "seed", "prompt", "sha256"), ("batch", "seconds", "peak_tokens", "peak_bytes")
-PARTS = ("schema_version", "run", "n", "config", "memory", "latency", "peak_tokens")
-KEYS = (("samples.jsonl", (*IDENTITY, *COSTS), damage_record), ("results.json", PARTS, damage_results))
+def change_results(content: bytes, key: str, value: object) -> bytes:
+    return change(json.dumps(json.loads(content)).encode(), 0, key, value)
 
 
 def damages() -> Iterator[tuple[str, str, Damage]]:
@@ -110,9 +96,15 @@ def damages() -> Iterator[tuple[str, str, Damage]]:
                 yield f"{side}-*/{name}", what, damage
         for what in ("empty", "cut", "text", "foreign"):
             yield f"{side}-*/images/000001.png", what, WHOLE.get(what, lambda _: paint(90))
-        for name, keys, damage in KEYS:
-            for key, (what, value) in itertools.product(keys, {**VALUES, "missing": ...}.items()):
-                yield f"{side}-*/{name}", f"{key} {what}", partial(damage, key=key, value=value)
+        for what, value in {**VALUES, "missing": ...}.items():
+            for key in RECORDED:
+                yield (
+                    f"{side}-*/samples.jsonl",
+                    f"{key} {what}",
+                    partial(change, line=2, key=key, value=value),
+                )
+            for key in RESULTS:
+                yield f"{side}-*/results.json", f"{key} {what}", partial(change_results, key=key, value=value)
     for what in ("empty", "cut", "text", "binary"):
         yield "calibration-*.safetensors", what, WHOLE[what]
 

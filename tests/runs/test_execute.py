@@ -208,25 +208,6 @@ def test_only_missing_metrics_are_computed(tmp_path: Path) -> None:
     assert third.results.metrics["broken"].value == 1
 
 
-def test_results_of_a_sample_that_was_drawn_anew_are_stale(tmp_path: Path) -> None:
-    """The run's image is one of another batch size, say: what is drawn in its place is another image."""
-    job = job_in(tmp_path)
-    first = execute.run(job)
-    records = first.folder / "samples.jsonl"
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
-    image = first.folder / "images/000003.png"
-    Image.new("RGB", (16, 16)).save(image)
-    lines[3]["sha256"] = hashlib.sha256(image.read_bytes()).hexdigest()
-    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (first.folder / "results.json").unlink()
-    changed = execute.run(job_in(tmp_path))
-    image.unlink()
-    redrawn = execute.run(job_in(tmp_path))
-    assert changed.results.metrics["psnr"].value != first.results.metrics["psnr"].value
-    assert redrawn.results.metrics["psnr"] == first.results.metrics["psnr"]
-    assert not redrawn.reused
-
-
 @pytest.mark.parametrize(
     ("entry", "works", "pending"),
     [

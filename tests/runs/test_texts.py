@@ -2,9 +2,9 @@
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -12,8 +12,7 @@ from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.files.texts import TextSet
 from kvbench.eval.paired.psnr import Psnr
-from kvbench.eval.protocol.base import Evaluator, Result, make_result
-from kvbench.eval.protocol.scores import MetricSpec, mean_score
+from kvbench.eval.text.length import TextLength
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs import execute
@@ -24,22 +23,8 @@ from tests.support.run_folders import read_files
 from tests.support.small_models import small_writer
 
 
-@dataclass(frozen=True)
-class Words(Evaluator):
-    """Mean number of words."""
-
-    name: ClassVar[str] = "words"
-    protocol: ClassVar[str] = "plain"
-    reads: ClassVar[str] = "texts"
-    metrics: ClassVar[dict[str, MetricSpec]] = {"words": MetricSpec("higher")}
-
-    def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        words = [float(len(text.split())) for _, text in texts.read(self.name)]
-        return make_result(self, {"words": mean_score(words)}, {"index": texts.indices, "words": words})
-
-
 def job(root: Path, **more: object) -> Job:
-    scorers = {"words": Words(), "psnr": Psnr()}
+    scorers = {"text_length": TextLength(), "psnr": Psnr()}
     return job_in(root, model=small_writer(20), method=StreamingLLM(sinks=1), evaluators=scorers, **more)
 
 
@@ -66,7 +51,7 @@ def test_a_run_leaves_texts(whole: Path) -> None:
     assert {record["ended"] for record in records(whole)} == {True, False}
     drawn, seconds = (sum(record[key] for record in records(whole)) for key in ("tokens", "seconds"))
     assert results["latency"]["tokens_per_second"] == pytest.approx(drawn / seconds, rel=1e-3)
-    assert results["metrics"]["words"]["n"] == 10
+    assert results["metrics"]["generated_tokens"]["n"] == 10
     psnr = results["metrics"]["psnr"]
     assert (psnr["status"], psnr["reason"]) == ("skipped", "it scores images, and these are texts")
     memory = results["memory"]

@@ -181,25 +181,6 @@ def test_who_does_not_wait_does_all_that_nobody_else_does(tmp_path: Path) -> Non
     assert made([job]) == 1 + 5 + 5
 
 
-def test_who_does_not_wait_looks_at_samples_once_all_are_recorded(tmp_path: Path) -> None:
-    job = job_in(tmp_path, wait_for_others=False)
-    job.model.load("cpu")
-    folder = open_folder(job)
-    with claim(folder.place("block-2-4")):
-        assert execute.run(job).results is None
-        assert made([job]) == 5 + 4
-        image = folder.path / "images/000008.png"
-        before = image.read_bytes()
-        image.write_bytes(b"torn")
-        assert execute.run(job).results is None
-        assert made([job]) == 5 + 4
-    assert execute.run(job).results is None  # another's block is drawn, then the torn sample is found
-    assert made([job]) == 5 + 5
-    assert execute.run(job).results is not None
-    assert made([job]) == 5 + 6
-    assert image.read_bytes() == before
-
-
 def test_a_helper_leaves_damage_to_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def helper() -> Job:
         return job_in(tmp_path, wait_for_others=False, is_leader=False)
