@@ -14,7 +14,7 @@ import kvbench
 from kvbench.core.config import ConfigError
 from kvbench.data import frames
 from kvbench.data.flatten import FIXED, find_kinds
-from kvbench.data.frames import KEPT, TooLargeError, export_frames, frame_runs, load_rows, read_table
+from kvbench.data.frames import KEPT, TooLargeError, export_frames, load_rows, read_table
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs import execute
@@ -116,16 +116,6 @@ def test_columns_hold_what_all_runs_hold(tmp_path: Path) -> None:
     assert frame["psnr.low"].to_list() == [29.0, None, None, None]
     assert frame["budget"].to_list() == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert not {"lpips", "lpips.n", "method.y"} & set(frame.columns)
-
-
-def test_storage_has_columns_where_it_was_used() -> None:
-    def frame(dtype: str) -> pl.DataFrame:
-        config = {"model": {"name": "m"}, "cache_dtype": dtype, "storage": {"keys": "rotated", "residual": 8}}
-        return frame_runs({"m/a": made_up("a", 0.1, {}, config=config | {"shuffle": 3})})
-
-    assert frame("int4").select("storage.keys", "storage.residual", "shuffle").rows() == [("rotated", 8, 3)]
-    assert [name for name in frame("fp8").columns if name.startswith("storage")] == ["storage.residual"]
-    assert not any(name.startswith("storage") for name in frame("float16").columns)
 
 
 VALUES = st.one_of(

@@ -1,4 +1,4 @@
-"""Problems with answers: what is read of the published files' lines, and one clear error for each bad file."""
+"""Problems with answers: what is read of the published files' lines, and sets that are generated."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra.utils import instantiate
 
-from kvbench.core.config import ConfigError
+from kvbench.prompts.math_tiny import MathTiny, NotesTiny
 from kvbench.prompts.problems import (
     Aime24,
     Aime25,
@@ -18,6 +18,7 @@ from kvbench.prompts.problems import (
     Problems,
     UMath,
 )
+from tests.puzzles.test_walks import follow
 from tests.support.small_models import composed
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -79,16 +80,37 @@ def test_choices_are_lettered_in_an_order_of_the_question(tmp_path: Path) -> Non
     assert [prompt.meta["answer"] for prompt in GpqaDiamond(path=path, choice_seed=1).load()] != letters[30:]
 
 
-@pytest.mark.parametrize("name", ["gpqa_diamond", "gsm8k"])
-def test_a_missing_file_says_its_source(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    source = instantiate(composed(f"prompts={name}").prompts)
-    asked = "the letter of the correct choice" if name == "gpqa_diamond" else "your final answer"
-    assert source.instruction == f"Please reason step by step, and put {asked} within \\boxed{{}}."
-    with pytest.raises(ConfigError) as error:
-        source.load()
-    message = str(error.value)
-    assert message.startswith("prompts.path=null: ")
-    assert "set prompts.path to it" in message
-    assert ("set prompts.download=true" in message) == (name == "gsm8k")
-    assert ("https://huggingface.co/datasets/" in message) == (name != "gsm8k")
+def test_answers_are_asked_for_in_a_box() -> None:
+    for name, asked in (("gpqa_diamond", "the letter of the correct choice"), ("gsm8k", "your final answer")):
+        source = instantiate(composed(f"prompts={name}").prompts)
+        assert source.instruction == f"Please reason step by step, and put {asked} within \\boxed{{}}."
+
+
+def test_problems_carry_their_answers_and_are_equally_long() -> None:
+    problems = MathTiny(count=40, rooms=8).load()
+    assert [problem.index for problem in problems] == list(range(40))
+    assert len({problem.text for problem in problems}) == 40
+    for problem in problems:
+        assert problem.meta["answer"] == follow(problem.text)
+        assert len(problem.text.split("\n")[0].split()) == 1 + 2 * 16
+        assert 170 <= int(str(problem.meta["moves"])) <= 330
+
+
+def test_problems_of_notes_ask_for_four_of_them() -> None:
+    problems = NotesTiny(count=20).load()
+    assert len({problem.text for problem in problems}) == 20
+    for problem in problems:
+        assert problem.meta["answer"] == follow(problem.text)
+        assert len(str(problem.meta["answer"]).split()) == 8
+        assert len(problem.text.split()) == 47
+
+
+def test_sets_begin_alike_repeat_problems_and_are_calibrated_on_others() -> None:
+    few, more, seeded = MathTiny(count=5), MathTiny(count=9, per_prompt=2).load(), MathTiny(count=5, seed=1)
+    assert [problem.text for problem in more[:10:2]] == [problem.text for problem in few.load()]
+    assert [problem.text for problem in more[::2]] == [problem.text for problem in more[1::2]]
+    assert [problem.meta["prompt_index"] for problem in more] == [number // 2 for number in range(18)]
+    others = few.load_others(4, 3)
+    assert [problem.index for problem in others] == [0, 1, 2, 3]
+    known = {problem.text for problem in more}
+    assert not {problem.text for problem in (*seeded.load(), *others)} & known

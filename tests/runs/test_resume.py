@@ -148,14 +148,6 @@ def test_a_finished_run_has_no_leftovers_of_killed_processes(tmp_path: Path) -> 
     assert sorted(path.name for path in folder.rglob(".*")) == [".block-7-14", ".own"]
 
 
-def test_altered_image_is_made_again(tmp_path: Path, whole: Path) -> None:
-    folder = execute.run(job_in(tmp_path)).folder
-    (folder / "images/000004.png").write_bytes(b"")
-    job = job_in(tmp_path)
-    assert images_of(execute.run(job).folder) == images_of(whole)
-    assert job.model.batches == [2]
-
-
 def test_out_of_memory_halves_batches(tmp_path: Path, whole: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = Fake(max_prompts=2)
     outcome = execute.run(job_in(tmp_path, model=model, batch_size=8))

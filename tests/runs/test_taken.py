@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvbench.core.claims import claim
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.partial import begin, extend
-from tests.support.fake_run import Fake, images_of, job_in, open_folder
-from tests.support.small_models import small_writer
+from tests.support.fake_run import Fake, images_of, job_in
 
 VARYING = ("seconds", "load")
 
@@ -125,27 +123,6 @@ def test_runs_of_other_folders_are_used(tmp_path: Path, whole: Path) -> None:
     folder = execute.run(job).folder
     assert list(read_taken(folder).values()) == [4]
     assert images_of(folder) == images_of(whole)
-
-
-def test_a_job_that_does_not_wait_leaves_the_run_to_the_process_that_takes(tmp_path: Path) -> None:
-    draw(tmp_path, 4)
-    job = replace(job_in(tmp_path, 10), wait_for_others=False)
-    job.reference.model.load("cpu")
-    with claim(open_folder(job.reference).place("take")):
-        assert execute.run(job).results is None
-    assert execute.run(job).results is not None
-
-
-def test_texts_are_taken(tmp_path: Path) -> None:
-    def write(root: Path, count: int) -> Path:
-        return execute.run(job_in(root, count, model=small_writer(20), method=StreamingLLM(sinks=1))).folder
-
-    write(tmp_path / "taken", 2)
-    folder, alone = write(tmp_path / "taken", 4), write(tmp_path / "alone", 4)
-    assert list(read_taken(folder).values()) == [2]
-    assert read_lasting(folder) == read_lasting(alone)
-    for path in (alone / "texts").iterdir():
-        assert (folder / "texts" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_blocks_are_drawn_as_far_as_needed_and_equal_a_whole_run(tmp_path: Path, whole: Path) -> None:
