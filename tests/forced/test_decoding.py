@@ -165,10 +165,14 @@ def own(request: pytest.FixtureRequest) -> ForcedOutputs:
     return ForcedOutputs(load(f"model={request.param}"))
 
 
-def test_an_image_is_read_as_it_was_drawn(own: ForcedOutputs) -> None:
+@pytest.fixture(scope="module")
+def drawn(own: ForcedOutputs) -> list[ForcedPass]:
+    return read(own, Full(), "1", OWN[own.name])
+
+
+def test_an_image_is_read_as_it_was_drawn(own: ForcedOutputs, drawn: list[ForcedPass]) -> None:
     """The same tokens under the full cache predict what they predicted when they were drawn."""
     prompts = OWN[own.name]
-    drawn = read(own, Full(), "1", prompts)
     numbers = [torch.from_numpy(own.compare(one, None).tokens).long() for one in drawn]
     again = read(own, Full(), "1", prompts, numbers)
     for first, second in zip(drawn, again, strict=True):
