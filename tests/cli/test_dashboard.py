@@ -9,8 +9,7 @@ from kvbench.cli.sweeps.jobs import name_sweep, open_folder, write_entry
 from kvbench.dashboard.page import FILE
 from kvbench.runs.record.sweeps import JobStatus
 from tests.support.command_line import Command
-from tests.support.datasets import publish_runs
-from tests.support.run_folders import write_image_runs
+from tests.support.run_folders import publish_runs, write_image_runs
 
 RELOAD = '<meta http-equiv="refresh" content="7">'
 JOBS = [("method=swa",), ("method=random",), ("method=h2o",)]

@@ -10,8 +10,7 @@ from torch import Tensor
 from kvbench.engine import padding, schedule
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.models.base import FiniteCheck, TextFeatures
-from tests.support.fake_device import CUDA
-from tests.support.fake_gpus import Device
+from tests.support.fake_device import CUDA, Device
 
 pytest.importorskip("triton")
 

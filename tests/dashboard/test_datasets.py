@@ -21,8 +21,7 @@ from kvbench.data.publication import write_file_list
 from kvbench.data.verification import name_verification
 from kvbench.extras.share.verify.verdict import Choice, Finding, Verdict, write_document
 from kvbench.runs.record.results import read_results
-from tests.support.datasets import publish_runs
-from tests.support.run_folders import write_image_runs, write_text_runs
+from tests.support.run_folders import publish_runs, write_image_runs, write_text_runs
 
 NAMES = ("infinity_tiny/full-1-0", "infinity_tiny/heatkv-0.1-01", "infinity_tiny/random-0.1-01")
 HEAT = NAMES[1]

@@ -15,7 +15,7 @@ from kvbench.methods.full import Full
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from tests.support.engine import D, open_cache, run, small, tokens_of
-from tests.support.slow_attention import make_codebooks, make_rotation
+from tests.support.slow_storage import make_codebooks, make_rotation
 
 SPEC = small(layers=2, heads=2, sides=(1, 4, 5, 2))
 

@@ -27,8 +27,13 @@ from tests.support.engine import (
     small,
     tokens_of,
 )
-from tests.support.slow_attention import attend_slowly, check_attention, make_codebooks, make_rotation
-from tests.support.slow_storage import SlowStorage
+from tests.support.slow_storage import (
+    SlowStorage,
+    attend_slowly,
+    check_attention,
+    make_codebooks,
+    make_rotation,
+)
 from tests.support.steps import draw, generate
 
 SCALES = small(layers=2, heads=2, sides=(1, 2, 3, 4))

@@ -16,8 +16,7 @@ from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.kernels.fused_attention import Request, choose_backend
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from kvbench.kernels.varlen_attention import find_varlen_obstacle
-from tests.support.fake_device import CUDA
-from tests.support.fake_gpus import Device, stand_in
+from tests.support.fake_device import CUDA, Device, stand_in
 from tests.support.ragged_rows import make
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import ragged_attention
 from tests.kernels import test_quantised_attention as planes
 from tests.kernels.test_decode_attention import check_token
-from tests.support.fake_gpus import Device
+from tests.support.fake_device import Device
 from tests.support.marks import slow_except
 from tests.support.ragged_rows import HALF, check, check_mass, make
 from tests.support.triton_device import needs_loops, on_device, sharing

@@ -22,7 +22,7 @@ from kvbench.methods.merging.merge import (
 from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.select import choose_best
 from tests.support.engine import D, tokens_of, watch
-from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark, take
+from tests.support.goldens import close_score, list_cases, load_case, load_parameters, mark, take
 
 
 def exact(found: Tensor, expected: Tensor, atol: float = 1e-6) -> None:

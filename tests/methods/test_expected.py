@@ -18,8 +18,7 @@ from kvbench.methods.shared.utility import measure_output
 from kvbench.models.parts.rotary import rotate_line
 from tests.support.drawing import halves_as_pairs
 from tests.support.engine import listening, note_calls, open_cache, prepared, run, small, tokens_of
-from tests.support.evict_goldens import close_score, list_cases, load_case, mark
-from tests.support.goldens import load_golden
+from tests.support.goldens import close_score, list_cases, load_case, load_golden, mark
 
 
 @pytest.mark.parametrize("case", list_cases("expected_attention"))

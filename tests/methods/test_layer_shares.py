@@ -17,7 +17,7 @@ from kvbench.methods.merging.meda import (
 )
 from kvbench.methods.shared.calibration import Artifact
 from tests.support.engine import open_cache, run, small, tokens_of, watch
-from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark
+from tests.support.goldens import close_score, list_cases, load_case, load_parameters, mark
 
 
 @pytest.mark.parametrize("case", range(len(load_parameters("cake_budgets"))))

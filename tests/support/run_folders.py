@@ -13,6 +13,7 @@ from PIL import Image
 from kvbench.core.files import hash_content
 from kvbench.eval.files.kinds import READINGS, list_kinds
 from kvbench.eval.protocol.scores import Metric
+from kvbench.extras.share.publish.dataset import prepare_dataset, read_published
 from kvbench.forced.record import ScoredText
 from kvbench.runs.record.results import Memory, Results
 from tests.support.results import LPIPS, PSNR, made_up
@@ -201,3 +202,27 @@ def write_unfinished_runs(runs_dir: Path) -> None:
         entry = {"overrides": ["budget=9"], "outcome": outcome, "error": "budget=9: too large"}
         (sweep / f"job-{number:05}.json").write_text(json.dumps(entry))
     (parent / "swa-0.1" / "results.json").write_text('{"schema_version": 2, "run"')
+
+
+def publish_runs(out: Path, runs: Mapping[str, Sequence[float]], seeds: Sequence[int] = (0,)) -> Path:
+    """Write runs with a PSNR per sample, and a reference, for each seed beside `out`, and publish them as `out`."""
+    place, folders = out.with_name(f"{out.name}-runs"), []
+    for seed in seeds:
+        config = {
+            "model": {"name": "infinity_tiny"},
+            "method": {"_target_": "kvbench.methods.x.X"},
+            "prompts": {"_target_": "kvbench.prompts.scenes.Scenes", "count": len(PROMPTS)},
+            "seed": seed,
+            "noise": "stream",
+        }
+        shared, full = {"n": len(PROMPTS), "config": config}, f"full-1-{seed}"
+        reference = made_up("full", 1.0, {}, run=full, **shared)
+        write_run(place, reference, [(text, {}, paint(200)) for text in PROMPTS])
+        samples = [(text, {}, paint(90 + number)) for number, text in enumerate(PROMPTS)]
+        for method, each in runs.items():
+            psnr = score(PSNR, sum(each) / len(each), 1.0, protocol="uint8", n=len(each))
+            name = f"{method}-0.1-{seed}1"
+            run = made_up(method, 0.1, {"psnr": psnr}, run=name, reference=full, **shared)
+            folders.append(write_run(place, run, samples, values={"psnr-uint8": {"psnr": each}}))
+    prepare_dataset(read_published(folders), out)
+    return out
