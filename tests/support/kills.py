@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,8 +42,9 @@ class Report:
     left: list[str] = field(default_factory=list)
 
 
-def start(folder: Path, arguments: Sequence[str]) -> int:
-    """Fork a process that runs kvbench in a folder; returns its number."""
+def start(folder: Path) -> int:
+    """Fork a process that runs the sweep in a new or used folder; returns its number."""
+    folder.mkdir(exist_ok=True)
     child = os.fork()
     if child:
         return child
@@ -53,7 +54,7 @@ def start(folder: Path, arguments: Sequence[str]) -> int:
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        sys.argv = ["run.py", *arguments]
+        sys.argv = ["run.py", *SWEEP]
         from kvbench.cli.app import main
 
         main()
@@ -100,13 +101,13 @@ def kill_at_random(root: Path, kills: int, seed: int, tell: Callable[[str], None
     rng, report = random.Random(seed), Report()
     for name in ("warm", "undisturbed"):  # what is read for the first time takes longer
         began = time.monotonic()
-        assert finish(start(_make(root / name), SWEEP)) == 0, (root / name / "log").read_text()
+        assert finish(start(root / name)) == 0, (root / name / "log").read_text()
         took = time.monotonic() - began
     expected = read_files(root / "undisturbed/runs")
     while report.kills < kills:
-        folder, before = _make(root / f"round-{report.rounds}"), report.kills
+        folder, before = root / f"round-{report.rounds}", report.kills
         delay = took * rng.uniform(*DELAYS)
-        while _is_killed(start(folder, SWEEP), delay):
+        while _is_killed(start(folder), delay):
             report.kills += 1
             delay = took * rng.uniform(*DELAYS) if report.kills < kills else math.inf
         report.rounds += 1
@@ -123,11 +124,6 @@ def kill_at_random(root: Path, kills: int, seed: int, tell: Callable[[str], None
         )
         shutil.rmtree(folder)
     return report
-
-
-def _make(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def _is_killed(child: int, delay: float) -> bool:

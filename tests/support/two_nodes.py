@@ -158,9 +158,6 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, default=40)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        print(
-            outcome := kill_workers(
-                Path(temporary), CLUSTERS[options.cluster], options.kills, options.samples
-            )
-        )
+        cluster = CLUSTERS[options.cluster]
+        print(outcome := kill_workers(Path(temporary), cluster, options.kills, options.samples))
     sys.exit(bool(outcome.different))
