@@ -9,7 +9,6 @@ from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
-from kvbench.cli import app
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.loader import forget_edited_files
 from kvbench.cli.config.messages import check_arguments, describe_error
@@ -75,17 +74,6 @@ def test_files_that_include_each_other_are_named(add: Add) -> None:
     problem = check_arguments([add("model/b.yaml", "defaults: [{/model@inner: a}, _self_]\n")])
     assert problem is not None
     assert "conf/model/a.yaml: defaults: the file includes itself" in problem
-
-
-@pytest.mark.parametrize("words", [("--help",), ("-m", "sweeps=budget", "task=check")])
-def test_every_command_ends_in_the_line(
-    add: Add, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    named = add("method/mine.yaml", TAG)
-    monkeypatch.setattr(sys, "argv", ["run.py", *words, named])
-    with pytest.raises(SystemExit, match=r"^error: file://.*mine\.yaml: line 2: .*; write plain YAML.*$"):
-        app.main()
-    assert capsys.readouterr() == ("", "")
 
 
 CHOSEN = r"""

@@ -18,7 +18,6 @@ from kvbench.cli.config.loader import CREATE_MAP
 JOBS = [
     ["method=heatkv", "budget=0.04", "eval=scenes"],  # without it, the model's own
     ["method=heatkv", "budget=0.1", "method.sinks=2", "eval=scenes"],
-    ["budget=0.1", "method=heatkv", "method.orders=mine.json", "eval=scenes"],
     ["model=llamagen_tiny", "method=headkv", "eval=[psnr,ssim]", "eval.ssim.double=true"],
     ["eval=[psnr,ssim]", "eval.ssim={double: false}", "prompts.count=3", "prompts.count=4"],
     ["method=full", "+method.x=1", "++method.y=2", "method.x=3", "work={wait: false}", "eval=scenes"],

@@ -35,8 +35,7 @@ TOGETHER = [
 ]
 """Every file once; those of different groups are composed together."""
 QUICK = {
-    ("model", "decoder"), ("model", "infinity_tiny"), ("model", "qwen3_4b"), ("method", "full"), ("method", "heatkv"),
-    ("method", "hard_kv"), ("prompts", "own"), ("prompts", "imagenet"), ("eval", "fid"), ("eval", "psnr"),
+    ("model", "decoder"), ("model", "infinity_tiny"), ("method", "heatkv"), ("prompts", "own"), ("eval", "psnr"),
     ("logger", "wandb"), ("train", "reasoner_tiny"),
 }  # fmt: skip
 """Files that `make test` composes, with those beside them."""

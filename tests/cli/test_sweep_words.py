@@ -1,7 +1,5 @@
 """Words of a sweep: what a command is about, the jobs of its lists, and tasks that read them."""
 
-import json
-from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -63,22 +61,6 @@ def test_a_key_of_a_group_with_several_choices_is_a_list_of_one(row: str) -> Non
     words, expected = (tuple(side.split()) for side in row.split(" | "))
     assert Words.parse(words).words == expected
     assert Words.parse(expected).words == expected
-
-
-def test_a_key_is_set_for_all_methods_of_a_sweep_but_those_beside_it(command: Command) -> None:
-    words = ("method=lukv,pricekv/by_score", "method.base=rkv", "method.base.sinks=2", "budget=0.1")
-    status, _, err = command(
-        "-m", *words, "smoke=true", "calibrate.count=1", "task=plan", "beside.method=swa"
-    )
-    assert status == 0, err
-    jobs = [json.loads(path.read_text()) for path in Path("runs/sweeps").glob("*/job-*.json")]
-    *own, beside = (set(job["overrides"]) for job in sorted(jobs, key=itemgetter("number")))
-    assert len(own) == 2
-    assert all({"method@method.base=rkv", "method.base.sinks=2"} < words for words in own)
-    assert beside == {"budget=0.1", "smoke=True", "task=plan", "method=swa"}
-    status, _, err = command("-m", "method=h2o,pricekv", "method.queries=32", "budget=0.1")
-    assert status == 1
-    assert "method.queries: no such key" in err
 
 
 def list_sets(*words: str) -> list[set[str]]:
