@@ -16,7 +16,7 @@ from kvbench.report.papers.published import PublishedTable, find, model_of
 from kvbench.report.papers.speed import MEASURES
 from tests.support.command_line import Command
 from tests.support.places import ROOT
-from tests.support.speed import make_timing
+from tests.support.results import make_timing
 
 SWEEPS = sorted(path.stem for path in (ROOT / "conf" / "sweeps" / "speed").glob("*.yaml"))
 PUBLISHED_MODELS = ("llamagen_xl", "janus_pro_7b", "lumina_mgpt_7b_768", "var_d30", "infinity_2b", "qwen3_8b")

@@ -46,7 +46,7 @@ from tests.support.conformance import (
 from tests.support.engine import D, prepared, shown_to
 from tests.support.methods import GUESTS, class_of
 from tests.support.places import ROOT
-from tests.support.token_kernel import KERNEL, decode
+from tests.support.steps import KERNEL, decode
 
 pytest.importorskip("triton")
 

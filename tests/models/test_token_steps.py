@@ -28,7 +28,7 @@ from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.models.token_loop import ImageHead, TextHead, draw_tokens
 from tests.support.engine import open_cache
-from tests.support.token_kernel import KERNEL, decode
+from tests.support.steps import KERNEL, decode
 
 CONFIG = LlamaGenConfig(
     depth=2, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocabulary=64, grid=(4, 4), classes=5

@@ -20,8 +20,7 @@ from kvbench.report.papers.published import find
 from kvbench.report.tables import format_markdown
 from kvbench.report.timings import Timing, read_timings
 from kvbench.runs.record.results import Results
-from tests.support.results import LPIPS, PSNR, made_up, printed
-from tests.support.speed import make_profile, make_timing
+from tests.support.results import LPIPS, PSNR, made_up, make_profile, make_timing, printed
 from tests.support.texts import check_text
 
 METRICS = {

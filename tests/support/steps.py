@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
+from kvbench.kernels.layout import RowOffsets
 from tests.support.engine import D
 
 PROMPT, ROWS = 6, (5, 5, 5, 4)
@@ -73,3 +74,26 @@ def agree(found: list[Tensor], expected: list[Tensor], padding: Sequence[int] = 
         for sequence, behind in enumerate(padding or [0] * len(one)):
             parts = (x[sequence, :, behind:] for x in (one, other))
             torch.testing.assert_close(*parts, atol=2e-5, rtol=1e-4)
+
+
+KERNEL = "kvbench.kernels.triton.decode_attention.decode_attention_triton"
+"""Name of the kernel's launcher, for a patch."""
+
+
+def decode(q: Tensor, k: Tensor, v: Tensor, rows: RowOffsets, scale: float) -> Tensor:
+    """What `decode_attention_triton` computes: only the device knows where rows are, and what came before."""
+    channels = q.shape[3]
+    place = torch.arange(len(rows.keys) // channels)
+    end = rows.lengths + rows.filled
+    seen = place <= end[:, None]
+    first = torch.arange(len(q))[:, None, None] * rows.stride  # of each sequence
+    parts = []
+    for storage, offsets, new in ((rows.keys, rows.key_offsets, k), (rows.values, rows.value_offsets, v)):
+        slots = storage.view(-1, channels)
+        start = first + offsets[:, None]
+        slots.index_copy_(0, (start + end[:, None]).flatten(), new.flatten(0, 2).to(storage.dtype))
+        every = (start + place).clamp(max=len(slots) - 1)
+        found = slots.index_select(0, every.flatten()).view(*every.shape, channels)
+        parts.append(found.masked_fill(~seen[..., None], 0).to(q.dtype))
+    scores = (q @ parts[0].mT * scale).masked_fill(~seen[:, None], -torch.inf)
+    return scores.softmax(-1) @ parts[1]
