@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of `make nightly`."""
-    parser.addoption("--brake", action="store_true", help="fail if fast tests took too long")
+    parser.addoption("--brake", action="store_true", help="fail if fast tests or rooms took too long")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run tests in a random order")
 
 

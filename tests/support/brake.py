@@ -1,15 +1,24 @@
-"""The brake on the time of tests: fast tests over two seconds of processor are named.
+"""The brake on the time of tests: fast tests over two seconds of processor, and rooms over their share, are named.
 
 `pytest --brake` fails on them. Time is the processor's of the test's own process, on a machine that may be busy.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
 LIMIT = 2.0
 """Seconds of processor that a fast test may take."""
+EXCUSED: dict[str, str] = {}
+"""Reasons by the names of fast tests that may take longer; at most ten."""
+SHARES: dict[str, float] = {
+    "models": 0.22, "runs": 0.20, "methods": 0.20, "cli": 0.13, "kernels": 0.10, "eval": 0.08, "extras": 0.05,
+    "report": 0.05, "engine": 0.05, "benchmarks": 0.04, "docs": 0.03, "cuda_shapes": 0.03, "dashboard": 0.02,
+    "cuda_branches": 0.02,
+}  # fmt: skip
+"""Share of the fast tests' time that each room may take, by the folder of `tests`; they add up to more than 1."""
 SECONDS = "processor seconds"
 
 
@@ -27,25 +36,44 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that passed but was too slow, with `--brake`."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and session.config.getoption("brake") and not session.exitstatus:
-        session.exitstatus = int(bool(find_faults(reporter)))
+        session.exitstatus = int(bool(find_faults(read_times(reporter))))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what was too slow."""
-    if faults := find_faults(terminalreporter):
+    if faults := find_faults(read_times(terminalreporter)):
         terminalreporter.section("processor time")
-        for seconds, name in faults:
-            terminalreporter.line(f"{seconds:5.1f} s of at most {LIMIT:g}  {name}")
+        for fault in faults:
+            terminalreporter.line(fault)
 
 
-def find_faults(reporter: pytest.TerminalReporter) -> list[tuple[float, str]]:
-    """Return processor seconds and name of each fast test over the limit, the slowest first."""
-    found = [
-        (seconds, report.nodeid)
+def read_times(reporter: pytest.TerminalReporter) -> dict[str, float]:
+    """Return the processor seconds of the fast tests that ran, by name."""
+    return {
+        report.nodeid: seconds
         for reports in reporter.stats.values()
         for report in reports
         if isinstance(report, pytest.TestReport) and report.when == "call" and "slow" not in report.keywords
         for name, seconds in report.user_properties
-        if name == SECONDS and isinstance(seconds, float) and seconds > LIMIT
+        if name == SECONDS and isinstance(seconds, float)
+    }
+
+
+def find_faults(times: dict[str, float]) -> list[str]:
+    """Return a line for each test over the limit and, if tests of every room ran, for each room over its share."""
+    faults = [
+        f"{seconds:5.1f} s of at most {LIMIT:g}  {name}"
+        for name, seconds in sorted(times.items(), key=lambda one: -one[1])
+        if seconds > LIMIT and name.partition("[")[0] not in EXCUSED
     ]
-    return sorted(found, reverse=True)
+    rooms: dict[str, float] = defaultdict(float)
+    for name, seconds in times.items():
+        rooms[name.split("/")[1]] += seconds
+    total = sum(rooms.values())
+    if rooms.keys() >= SHARES.keys():
+        faults += [
+            f"{rooms[room] / total:5.1%} of at most {share:.0%} of all seconds  tests/{room}"
+            for room, share in SHARES.items()
+            if rooms[room] > share * total
+        ]
+    return faults

@@ -158,7 +158,8 @@ function makeDifference(row, label, name) {
 }
 
 function formatSigned(value, digits) {
-  return `${value > 0 ? "+" : ""}${format(value, digits)}`;
+  const text = format(value, digits);
+  return value > 0 && Number(text) !== 0 ? `+${text}` : text;
 }
 
 function formatEnds([low, high], digits) {
