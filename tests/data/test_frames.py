@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -152,7 +153,7 @@ def test_frames_are_exported(runs: Path, form: str) -> None:
         assert form == "csv" or found.to_dicts() == frame.to_dicts()
 
 
-def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, runs: Path) -> None:
+def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="nowhere: no such folder"):
         kvbench.runs_df(tmp_path / "nowhere")
     assert load_rows(tmp_path / "nowhere") == []
@@ -170,6 +171,9 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, runs: Path) -> None:
     path.write_text("{")
     with pytest.raises(ConfigError, match=r"results\.json: cannot be read"):
         kvbench.runs_df(tmp_path)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ConfigError, match=r'^polars is missing; .*pip install "kvbench\[data\]"$'):
+        kvbench.runs_df(runs)
 
 
 HARMS: dict[str, Callable[[list[str]], list[str]]] = {

@@ -20,7 +20,7 @@ from kvbench.eval.paired.lpips import ALEXNET, Lpips
 from kvbench.eval.paired.ms_ssim import MsSsim, ms_ssim
 from kvbench.eval.paired.psnr import Psnr, decibels, squared_error
 from kvbench.eval.paired.ssim import Ssim, ssim_map
-from kvbench.eval.protocol.intervals import bootstrap
+from kvbench.eval.protocol.intervals import Replicates, assign_groups, bootstrap
 from kvbench.eval.spaces.scenes import Scenes, perceptual_distance
 from tests.support.image_sets import (
     EXPECTED,
@@ -74,6 +74,12 @@ def test_identical_images_have_no_decibels_and_others_keep_their_prompts(tmp_pat
     expected = bootstrap([float(decibels(np.array([by**2]))[0]) for by in changes[2:]], prompts[2:])
     assert scores["psnr"].ci95 == pytest.approx((expected.low, expected.high))
     assert [score.value for score in only(Psnr(), grey, grey).scores.values()] == [None, None, 6]
+    errors, dealt = np.square(changes), assign_groups(prompts)
+    without = [float(decibels(errors[dealt != group].mean())) for group in range(dealt.max() + 1)]
+    mean = scores["psnr_mean_mse"]
+    assert mean.replicates == Replicates.from_groups(np.array(without), prompts)
+    expected = bootstrap(errors.tolist(), prompts, decibels)
+    assert mean.ci95 == pytest.approx((expected.low, expected.high))
     black, white = np.zeros((9, 8, 3), np.uint8), np.full((9, 8, 3), 255, np.uint8)
     assert squared_error(black, white) == squared_error(white, black) == 9 * 8 * 3 * 255**2
 

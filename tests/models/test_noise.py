@@ -15,7 +15,7 @@ from benchmarks.support.tape import Tape
 from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.models import noise as module
 from kvbench.models.infinity.sampling import Sampling, draw_bits
-from kvbench.models.noise import MIN_THREADED, Noise, PromptNoise, draw_ahead, make_noise
+from kvbench.models.noise import MIN_THREADED, Noise, PromptNoise, draw_ahead, make_noise, prompt_seed
 from kvbench.models.parts import text_sampling as sampling_module
 from kvbench.models.parts.sampling import TokenSampling, draw_token
 from kvbench.models.parts.text_sampling import draw_text_token, mix_exponential, truncate
@@ -34,6 +34,7 @@ def test_numbers_and_what_follows_are_the_same() -> None:
         found = [noise.draw(MIN_THREADED) for _ in range(4)]
     assert all(map(torch.equal, found, expected))
     assert torch.equal(ahead.draw(7), direct.draw(7))
+    assert len({prompt_seed(seed, index) for seed in range(30) for index in range(30)}) == 900
 
 
 class Counting:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scipy import stats
 from torch import Tensor, nn
 
 from kvbench.eval.files.weights import Weight, file_sha256
@@ -66,6 +67,15 @@ def test_summary_equals_the_official_one() -> None:
     assert {task: scores[f"geneval[x]/{task}"].value for task in TASKS} == pytest.approx(summary["per_task"])
     assert scores["geneval[x]/correct_prompts"].value == pytest.approx(summary["image_mean"])
     assert scores["geneval[x]/position"].n == tags.count("position")
+
+
+def test_a_perfect_geneval_is_not_certain() -> None:
+    tags, prompts = ["colors"] * 40 + ["counting"] * 40, [f"prompt {i // 4}" for i in range(80)]
+    scores = summarise_verdicts("g", tags, [True] * 80, prompts)
+    ends = {name: score.ci95 or (0, 0) for name, score in scores.items()}
+    for name, count, quantile in (("colors", 10, stats.t.ppf(0.975, 9)), ("correct_prompts", 20, 1.959964)):
+        assert ends[f"g/{name}"] == pytest.approx((count / (count + quantile**2), 1))  # of prompts
+    assert ends["g"] == pytest.approx((1 - (1 - ends["g/colors"][0]) / 2**0.5, 1))  # of two such tasks
 
 
 def test_equal_boxes_side_by_side_need_four_tenths_of_their_size() -> None:
