@@ -10,12 +10,13 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.engine.ledger import Step
 from kvbench.methods.shared.view import View
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.report.means import average_latency
 from kvbench.runs import execute
 from kvbench.runs.record import machine
-from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
+from kvbench.runs.record.costs import Cost, average_steps, summarise_latency, summarise_memory
 from kvbench.runs.record.results import Latency, Memory
 from tests.support.fake_run import job_in
 
@@ -82,6 +83,9 @@ def test_means_are_of_the_samples_that_have_a_value() -> None:
     text = {"bytes_read": 30, "tokens": 5}
     assert summarise(text, {"bytes_read": 10, "tokens": 3}).bytes_read == 5  # of a token
     assert summarise(text, {"tokens": 3}).bytes_read is None
+    known, unknown = Step(4, 4, 4, lse=1.0, kept_lse=0.5), Step(4, 2, 3)
+    assert average_steps([[known], [known]]) == (replace(known, n=2),)
+    assert average_steps([[known], [unknown]]) == (Step(4, 3, 3.5, n=2),)
 
 
 @pytest.mark.parametrize(

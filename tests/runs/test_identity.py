@@ -73,3 +73,5 @@ def test_a_run_is_labelled_by_the_budget_that_was_given() -> None:
         requested = Budget.parse(budget, spec)
         job = SimpleNamespace(method=H2O(), method_name="h2o", settings=settings, budget=requested)
         assert make_label(job) == label  # type: ignore[arg-type]
+    job.method_name = "../h2o/a b:"
+    assert make_label(job) == "..-h2o-a-b-0.3333"  # type: ignore[arg-type]  # one folder
