@@ -56,9 +56,11 @@ def test_paths_lead_to_no_other_folder(folder: Path) -> None:
     [
         ("prompts.path", "prompts", {"_target_": "a", "path": "/x/secret.txt"}),
         ("prompts.path", "prompts", {"_target_": "a", "of": {"_target_": "b", "path": "/x/secret.txt"}}),
+        ("prompts.rewritten", "prompts", {"_target_": "a", "path": None, "rewritten": "/x/secret.txt"}),
         ("method.orders", "method", {"_target_": "a", "base": {"_target_": "b", "orders": "/x/secret.txt"}}),
         ("calibrate.prompts", "calibrate", {"prompts": "/x/secret.txt"}),
         ("eval.dpg.questions", "eval", {"dpg": {"_target_": "a", "questions": "/x/secret.txt"}}),
+        ("eval.fid.statistics", "eval", {"fid": {"_target_": "a", "statistics": "/x/secret.txt"}}),
         ("eval.fid.path", "eval", {"fid": {"_target_": "a", "of": {"_target_": "b", "path": "/x/secret.txt"}}}),
     ],
 )  # fmt: skip
