@@ -229,6 +229,10 @@ def test_what_no_policy_can_be_made_of_or_does_not_fit_it_is_refused(tmp_path: P
     tokens = torch.zeros(1, policy.heads, policy.ends[-1] + 1, 16)
     with pytest.raises(ValueError, match="token 41 came; the policy is for 40"):
         EXAMPLE.LayerCache(policy, 0).update(tokens, tokens)
+    pytest.importorskip("transformers")
+    policy.dropped_after[0, 0] = 0
+    with pytest.raises(ValueError, match="heads keep different numbers of tokens"):
+        EXAMPLE.open_transformers_cache(policy, 1)
     save_file({"dropped_after": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="no policy of kvbench, version 1"):
         EXAMPLE.Policy(path)
