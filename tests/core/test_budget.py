@@ -1,4 +1,4 @@
-"""Budgets in bytes: exact, monotonic, and the same as tokens where all tokens have 16-bit numbers."""
+"""Budgets in bytes: exact, monotonic, the same as tokens where all have 16-bit numbers; shapes after another prompt."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -66,7 +66,6 @@ def test_what_is_no_number_of_bytes_is_refused(value: str, message: str) -> None
 @given(decimals, st.sampled_from((16, 32, 64)), st.sampled_from((1, 2, 3, 6)))
 def test_shares_of_the_heads_have_all_bytes_together(value: Decimal, size: int, count: int) -> None:
     budget = Budget.parse_bytes(str(value), SPEC, size)
-    assert budget.bytes is not None
     parts = [budget.take_share(SPEC, SPEC.take_share(rank, count)) for rank in range(count)]
     held = [part.bytes for part in parts if part.bytes is not None]
     assert sum(held) == budget.bytes
@@ -135,3 +134,9 @@ def test_a_refusal_of_a_text_names_the_prompt_and_the_budget_as_given() -> None:
     assert str(error).startswith(
         "budget=256: the tokens of the longest prompt, model.prompt_tokens=512, need 512 of 640"
     )
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 12])
+def test_shapes_of_another_prompt_are_those_drawn_after_it(tokens: int) -> None:
+    spec = ModelSpec("some", 1, 1, 8, next_token(5, [8, 8, 7]))
+    assert spec.with_prompt(tokens).segments == next_token(tokens, [8, 8, 7])

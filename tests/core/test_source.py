@@ -1,6 +1,5 @@
 """The code that a class uses is found in its module and in others, and only what can change its results counts."""
 
-import ast
 import importlib
 import os
 import sys
@@ -15,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from kvbench.core import imports
 from kvbench.core.imports import find_import_time
-from kvbench.core.source import ChangedFileError, Code, describe_tree, hold_loaded, read_code
+from kvbench.core.source import ChangedFileError, Code, hold_loaded, read_code
 
 FILES = {
     "__init__.py": "",
@@ -236,11 +235,3 @@ def test_cells_of_a_notebook_are_source(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_class_without_source_is_refused() -> None:
     with pytest.raises(ValueError, match=r"own\.Made: has no Python source"):
         read_code(type("Made", (), {"__module__": "own"}), is_own)
-
-
-def test_trees_name_only_what_is_there() -> None:
-    """Fields that are empty, which versions of Python add, leave the text as it is."""
-    assert (
-        describe_tree(ast.parse("x = 1"))
-        == "Module(body=[Assign(targets=[Name(id='x',ctx=Store())],value=Constant(value=1))])"
-    )
