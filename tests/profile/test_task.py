@@ -69,7 +69,6 @@ class Timed(Fake):
     max_full: int = 1000
     cost: Callable[[int, bool], None] = lambda prompts, full: None
     weights: str = "random"
-    texts: list[str] = field(default_factory=list)
 
     @property
     def parameters(self) -> int:
@@ -87,7 +86,6 @@ class Timed(Fake):
         full = isinstance(cache.method, Full)
         if full and len(prompts) > self.max_full:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-        self.texts = list(prompts)
         images = super().generate(prompts, cache, noise)
         self.decode()
         self.cost(len(prompts), full)
@@ -227,7 +225,9 @@ def test_without_the_full_cache(tmp_path: Path) -> None:
 
 def test_out_of_memory_loses_nothing(tmp_path: Path) -> None:
     sizes = ProfileSettings((1, 2, 4, 8, 16), 0, 1)
-    path, found = profiler.profile(timed_job(tmp_path, Timed(max_prompts=8, max_full=2), profile=sizes))
+    model = Timed(max_prompts=8, max_full=2)
+    path, found = profiler.profile(timed_job(tmp_path, model, profile=sizes))
+    assert max(model.batches) == 16  # ten prompts, repeated
     status = {key: row["status"] for key, row in rows_of(found).items()}
     assert [status[batch, "streaming_llm"] for batch in sizes.batch_sizes] == ["ok"] * 4 + ["out of memory"]
     assert [status[batch, "full"] for batch in sizes.batch_sizes] == ["ok"] * 2 + ["out of memory"] + [
@@ -258,14 +258,6 @@ def test_what_was_measured_survives_any_failure(error: BaseException, tmp_path: 
     assert [row["batch"] for row in found["rows"]] == [2, 2]
 
 
-def test_prompts_are_repeated_to_fill_a_batch(tmp_path: Path) -> None:
-    model = Timed()
-    job = timed_job(tmp_path, model, profile=ProfileSettings((13,), 0, 1))
-    profiler.profile(job)
-    texts = [prompt.text for prompt in job.prompts]
-    assert model.texts == (texts * 2)[:13]
-
-
 @dataclass
 class Recorder:
     """Runs work in place of recording it; a repetition takes known time."""
@@ -283,10 +275,9 @@ class Recorder:
 
 @dataclass
 class Repeated(Timed):
-    """A model of one scale, which is repeated from the third generation on; `room` prompts can be repeated."""
+    """A model of one scale, which is repeated from the third generation on, of up to three prompts."""
 
     clock: Ticks = field(default_factory=Ticks)
-    room: int = 1000
 
     def decode(self) -> None:
         self.clock.now += 4
@@ -306,27 +297,21 @@ class Repeated(Timed):
             return scale()
         cache.repetitions.hold(torch.zeros(len(prompts)))
         out = cache.repetitions.run(len(prompts), scale)
-        if not cache.repetitions.by_launches and len(prompts) > self.room:
+        if not cache.repetitions.by_launches and len(prompts) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
         return out
 
 
-def repeating_bench(
-    tmp_path: Path, model: Repeated, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Bench, Candidate]:
+def test_phases_and_the_largest_batch_are_of_repeated_generations_as_latencies_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Repeated()
     monkeypatch.setattr("kvbench.runs.job.find_graph_obstacle", lambda *_: None)
     monkeypatch.setattr("kvbench.runs.cache_plan.CudaGraphs", lambda: Recorder(model.clock))
     job = timed_job(tmp_path, model)
     job.model.load("cpu")
     job.method.prepare(job.model.spec, job.budget)
-    candidate = Candidate("streaming_llm", job.method, job.budget)
-    return Bench(job, lambda: None, model.clock), candidate
-
-
-def test_phases_are_of_repeated_generations_as_latencies_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench, candidate = repeating_bench(tmp_path, Repeated(), monkeypatch)
+    bench, candidate = Bench(job, lambda: None, model.clock), Candidate("a", job.method, job.budget)
     row = bench._split_phases(candidate, 2)
     assert row["phases"] == {"seconds": {REST: 1, "cache": 0, "recorded": 5}, "total": 6}
     assert row["phases_by_launches"] == {"seconds": {REST: 1 + 3, "cache": 0, "decode": 4}, "total": 8}
@@ -334,10 +319,6 @@ def test_phases_are_of_repeated_generations_as_latencies_are(
     table = tabulate_phases([row])
     assert [*table.columns[2].cells] == ["graphs", "launches"]
     assert [*table.columns[-1].cells] == ["1.00", "1.33"]
-
-
-def test_a_batch_fits_if_it_does_once_it_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, candidate = repeating_bench(tmp_path, Repeated(room=3), monkeypatch)
     assert [bench.fits(candidate, batch) for batch in (2, 3, 4)] == [True, True, False]
     assert find_largest(lambda batch: bench.fits(candidate, batch), 1) == 3
 
@@ -361,7 +342,6 @@ def test_missing_weights_name_the_remedy(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"batch_sizes": []}, r"profile\.batch_sizes=\[\]: name one or more"),
-        ({"batch_sizes": [4, 0]}, r"profile\.batch_sizes=\[4, 0\]: must be a list \(a whole number of at"),
         ({"repeats": 0}, r"profile\.repeats=0: must be a whole number of at least 1"),
         ({"trace": "trace.txt"}, r"profile\.trace=trace\.txt: must be a file name that ends with \.json"),
         ({"largest": True}, r"profile\.largest=true: .* device=cpu; use device=cuda"),
