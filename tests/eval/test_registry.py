@@ -8,7 +8,6 @@ from hydra.utils import instantiate
 
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.registry import FOLDER, build_metrics, change_settings, describe_metrics, read_metrics
-from tests.support.command_line import run_python
 
 EVERY = [path.stem for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "none"]
 
@@ -21,12 +20,6 @@ def test_evaluators_are_those_of_run_py(name: str) -> None:
     metrics = read_metrics(name)
     assert list(metrics) == list(expected)
     assert build_metrics(metrics) == list(expected.values())
-
-
-def test_every_metric_and_group_is_described() -> None:
-    described = describe_metrics()
-    assert list(described) == EVERY
-    assert all(text.endswith(".") and "#" not in text for text in described.values())
 
 
 def test_a_setting_changes_where_it_is_named() -> None:
@@ -95,25 +88,3 @@ def test_a_bad_file_is_told_in_one_line(tmp_path: Path, line: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         build_metrics(read_metrics(str(path)))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "named"), [(["--help"], 0, EVERY), (["fdi", "."], 1, ["fid"])]
-)
-def test_help_and_errors_import_no_library(
-    root: Path, arguments: list[str], status: int, named: list[str]
-) -> None:
-    code = f"""
-import sys
-from kvbench.eval.__main__ import main
-try:
-    status = main({arguments})
-except SystemExit as end:
-    status = end.code
-assert status == {status}, status
-heavy = {{"torch", "numpy", "hydra", "omegaconf", "PIL"}} & set(sys.modules)
-assert not heavy, heavy
-"""
-    done = run_python(root, "-c", code)
-    assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout + done.stderr for name in named)

@@ -18,7 +18,6 @@ from kvbench.eval.distribution.mjhq import CATEGORIES, FidMjhq
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.networks import to_unit
 from kvbench.eval.protocol.base import evaluate
-from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.intervals import assign_groups, bootstrap
 from kvbench.eval.spaces.scenes import SceneFeatures, Scenes
 from kvbench.prompts import preferences
@@ -85,7 +84,6 @@ def test_a_run_is_compared_with_its_reference_and_with_as_many_real_images(
     a, b = (SPACE.features(side, "cpu").arrays["features"].astype(float) for side in (ours, theirs))
     paired = only(Mind(SPACE, FEW), ours, theirs).scores["mind_scenes"]
     assert paired.value == pytest.approx(slow_mind(a, b), rel=1e-6)
-    assert paired.ci is not None
     assert paired.ci.startswith("jackknife")
     assert MindReal(SPACE, None, FEW).weights[1].find() is None  # moments do not suffice
     few = make_set(tmp_path / "few", [pixels(n, "cmp") for n in NAMES[:5]])
@@ -181,16 +179,6 @@ def test_prompts_are_measured_one_by_one_and_resampled_whole(tmp_path: Path) -> 
     interval = bootstrap(result.samples["diversity[scenes]"], ["a", "b"]).clip(0, 2)
     assert result.scores["diversity[scenes]"].ci95 == (interval.low, interval.high)
     assert result.reason == "1 images are left over from groups of 4"
-
-
-def test_equal_images_are_one_and_a_run_equals_itself(tmp_path: Path) -> None:
-    noise = make_noise(tmp_path / "noise", [{}] * 4, ["a", "a", "b", "b"])
-    equal = make_set(tmp_path / "equal", [noise.image(0)] * 4, ["a", "a", "b", "b"])
-    result = only(Diversity(SPACE), equal)
-    assert [score.value for score in result.scores.values()] == pytest.approx([0, 1], abs=1e-9)
-    only(Diversity(SPACE), noise).save(noise.folder / "metrics")
-    for difference in compare_runs(noise.folder, noise.folder).values():
-        assert (difference.value, difference.interval, difference.n) == (0, (0, 0), 2)
 
 
 def test_a_single_image_of_a_prompt_is_refused(tmp_path: Path) -> None:

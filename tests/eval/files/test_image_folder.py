@@ -166,24 +166,15 @@ def test_bad_arguments_are_one_line(
         ("few.txt", "one\n", "holds 1 prompts for 4 images"),
         ("bad.jsonl", "{\n{\n{\n{", "not a file of prompts"),
         ("half.jsonl", r'{"prompt": "a \ud83d"}', r"line 1: \\ud83d is half of a surrogate pair"),
-        (
-            "/dev/zero",
-            None,
-            r"^/dev/zero: not a file of prompts \(\[Errno 22\] not a regular file: '/dev/zero'\)$",
-        ),
-        ("large.txt", (1 << 28) + 1, "larger than 256 MiB"),
+        ("/dev/zero", None, r"^/dev/zero: not a file of prompts \(.* not a regular file: '/dev/zero'\)$"),
     ],
 )
 def test_bad_prompts_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | int | None, message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | None, message: str
 ) -> None:
-    """A number is the size of a file of nothing."""
     images = folder(tmp_path / "images")
-    if isinstance(content, str):
+    if content is not None:
         (tmp_path / name).write_text(content)
-    elif content is not None:
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(content)
     assert re.search(message, refuse(capsys, "psnr", images, images, "--prompts", tmp_path / name))
 
 
@@ -195,21 +186,14 @@ PALETTE.info["transparency"] = 0
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (Image.new("RGBA", (8, 8)), "has transparency"),
-        (PALETTE, "has transparency"),
-        (DEEP, "more than 8 bits"),
-        (b"no image", "cannot be read"),
-    ],
+    ("content", "message"), [(PALETTE, "transparency"), (DEEP, "8 bits"), (b"no image", "cannot be read")]
 )
 def test_pictures_that_would_change_are_refused(
     tmp_path: Path, content: Image.Image | bytes, message: str
 ) -> None:
-    images = folder(tmp_path / "real")
-    put(images, "odd.png", content)
+    put(tmp_path, "odd.png", content)
     with pytest.raises(SampleSetError, match=f"odd.png.*{message}"):
-        Pictures(images)
+        Pictures(tmp_path)
 
 
 def test_pictures_come_in_order_and_at_most_so_many_of_one_size(tmp_path: Path) -> None:

@@ -215,19 +215,6 @@ def test_means_are_covered(shape: str, count: int) -> None:
     assert coverage(lambda rng: bootstrap(getattr(rng, shape)(size=count)), lambda: 0) >= 0.93
 
 
-@pytest.mark.parametrize("count", [20, 200])
-def test_shares_are_covered(count: int) -> None:
-    shares = np.linspace(0.5, 0.99, 99)  # of single shares the coverage goes up and down with n
-    rng = np.random.default_rng(12)
-    hits = [
-        found.low <= share <= found.high
-        for share in shares
-        for _ in range(20)
-        if (found := share_interval((rng.random(count) < share).astype(float)))
-    ]
-    assert np.mean(hits) >= 0.93
-
-
 @pytest.mark.parametrize("count", slow_except((60).__eq__, [60, 20, 300]))
 @pytest.mark.parametrize(("won", "lost"), [(0.01, 0.01), (0.2, 0.1)])
 @pytest.mark.parametrize("same", [0.0, 1.0])
