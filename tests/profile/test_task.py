@@ -342,6 +342,7 @@ def test_missing_weights_name_the_remedy(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"batch_sizes": []}, r"profile\.batch_sizes=\[\]: name one or more"),
+        ({"batch_sizes": [4, 0]}, r"profile\.batch_sizes=\[4, 0\]: must be a list \(a whole number of at"),
         ({"repeats": 0}, r"profile\.repeats=0: must be a whole number of at least 1"),
         ({"trace": "trace.txt"}, r"profile\.trace=trace\.txt: must be a file name that ends with \.json"),
         ({"largest": True}, r"profile\.largest=true: .* device=cpu; use device=cuda"),
