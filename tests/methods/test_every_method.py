@@ -29,7 +29,6 @@ from tests.support.conformance import (
     BATCH,
     LATER,
     LAYERS,
-    LEADING,
     NAMES,
     PROMPTS,
     SCALES,
@@ -128,14 +127,6 @@ def test_what_never_leaves_is_always_there(driven: Driven) -> None:
         for place, rows in enumerate(found.kept):
             present = min(protected, spec.ends[place // LAYERS])
             assert all(row[:present] == [*range(present)] for row in rows)
-
-
-def test_few_methods_let_first_tokens_leave() -> None:
-    told = {(name, shapes): describe(name, shapes) for name, shapes in CASES if name in list_shipped()}
-    without = {name for (name, shapes), one in told.items() if count_protected(one, SPECS[shapes]) < LEADING}
-    assert without == {
-        "ams_kv", "ams_kv_fixed", "first_scales", "full", "forecast", "pricekv", "quest", "scale_groups", "swa",
-    }  # fmt: skip
 
 
 def agree(found: Generation, expected: Generation, prompt: int, otherwise: str | None = None) -> None:
@@ -323,8 +314,3 @@ def test_a_calibration_keeps_everything_and_says_so() -> None:
         lengths = predict_row_lengths(spec, shown_to(observer, spec))
         assert lengths is not None
         assert sum_tokens(lengths).max() == spec.full_tokens
-
-
-def test_a_method_without_keep_is_refused() -> None:
-    with pytest.raises(NotImplementedError):
-        Method().keep(None)

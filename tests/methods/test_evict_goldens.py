@@ -237,17 +237,10 @@ def test_chunks_of_kvpress(case: int) -> None:
     assert torch.equal(choose_best(ranks, kept.shape[-1]), mark(kept, p["N"]))
 
 
-@pytest.mark.parametrize("cross", [False, True])
-@pytest.mark.parametrize(
-    ("leading", "budget", "kept"), [(0, 2, [14, 15]), (0, 3, [13, 14, 15]), (1, 4, [0, 14, 15, 16])]
-)
-def test_the_newest_tokens_of_an_unscored_part_stay(
-    leading: int, budget: int, kept: list[int], *, cross: bool
-) -> None:
-    """After the leading tokens come four parts of 4 tokens; the last has no next one and exceeds the budget."""
-    spec = ModelSpec("text", 1, 2, D, next_token(16 + leading, [3, 2]), 1)
-    method = LagKV(lag=4, leading=leading, cross_scoring=cross)
-    assert watch(method, spec, tokens_of(spec, 2), budget).asked[0].ids() == [kept] * 4
+def test_the_newest_tokens_of_an_unscored_part_stay() -> None:
+    """After the first token come four parts of 4 tokens; the last has no next one and exceeds the budget."""
+    spec = ModelSpec("text", 1, 2, D, next_token(17, [3, 2]), 1)
+    assert watch(LagKV(lag=4, leading=1), spec, tokens_of(spec, 2), 4).asked[0].ids() == [[0, 14, 15, 16]] * 4
 
 
 @pytest.mark.parametrize("case", list_cases("critical"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
+from kvbench.core.segments import ModelSpec, Segment, next_scale
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.scale_groups import ScaleGroups
@@ -23,7 +23,6 @@ from kvbench.methods.shared.select import (
     fit_window,
     softmax_seen,
 )
-from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.tova import TOVA
@@ -119,21 +118,6 @@ def test_a_softmax_of_nothing_is_zero_and_of_nan_is_nan() -> None:
     found = softmax_seen(rows)
     assert found[:2].tolist() == [[1, 0], [0, 0]]
     assert found[2:].isnan().all()
-
-
-ASIDE = ModelSpec("text", 2, 3, 8, next_token(5, [4, 4]), branches=1)
-BUDGET = Budget(Fraction(43), ASIDE.full_tokens, ASIDE.all_heads)
-
-
-@pytest.mark.parametrize(
-    ("leading", "lengths"), [(0, (5, 4, 4)), (4, (1, 4, 4)), (5, (0, 4, 4)), (7, (0, 2, 4))]
-)
-def test_the_first_tokens_leave_shapes_and_budget(leading: int, lengths: tuple[int, ...]) -> None:
-    spec, budget = set_aside(ASIDE, BUDGET, 0, leading)
-    assert spec.lengths == lengths
-    assert spec.ends == tuple(max(end - leading, 0) for end in (5, 9, 13))
-    assert budget.capacity == 43 - 6 * leading
-    assert budget.full == spec.full_tokens == 6 * (9 - leading)
 
 
 PYRAMID = small(layers=4, heads=3, sides=(1, 2, 3, 4, 5))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
@@ -22,7 +22,6 @@ from kvbench.methods.heatkv.order_file import read_orders, write_orders
 from kvbench.methods.heatkv.schedule import (
     Schedule,
     count_held_tokens,
-    count_pruned_heads,
     fill_budget,
     schedule_evictions,
 )
@@ -172,43 +171,19 @@ def test_fill_leaves_under_a_hundredth_unused(kind: type[HeatKV], naive: bool, s
     assert held[-1].max() >= 0.99 * float(budget.capacity)
 
 
-@pytest.mark.parametrize(("sinks", "smallest"), [(1, 0.00016), (7, 0.08109)])
-def test_an_infeasible_budget_names_the_smallest_feasible(sinks: int, smallest: float) -> None:
-    spec = INFINITY["2b"]
-    with pytest.raises(InfeasibleBudget, match="the smallest feasible budget is") as caught:
-        count_pruned_heads(spec, Budget.parse("0.0001", spec), sinks)
-    named = str(caught.value).split("budget is ")[1].split(",")[0]
-    assert float(named) == pytest.approx(smallest, abs=1e-5)
-    count_pruned_heads(spec, Budget.parse(named, spec), sinks)
-    with pytest.raises(InfeasibleBudget):
-        count_pruned_heads(spec, Budget.parse(str(Fraction(named) - Fraction(1, 10**5)), spec), sinks)
-
-
-@pytest.mark.parametrize(
-    ("value", "capacity"),
-    [
-        ("0.04", Fraction(131_584)), (1, Fraction(3_289_600)), ("650", Fraction(650 * 512)),
-        ("1/3", Fraction(3_289_600, 3)), (0.29, Fraction(29, 100) * 3_289_600),
-    ],
-)  # fmt: skip
-def test_a_budget_is_read_exactly(value: float | str, capacity: Fraction) -> None:
-    budget = Budget.parse(value, INFINITY["2b"])
-    assert budget.capacity == capacity
-    assert budget.per_head == capacity / 512
-    assert budget.fraction == capacity / 3_289_600
-    assert budget.tokens == int(capacity)
-
-
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        (0, "positive"), (1.5, "whole"), (6426, "6425"),
-        *((value, "give a fraction") for value in ("x", "nan", "1/0")),
-    ],
-)  # fmt: skip
-def test_a_wrong_budget_is_refused(value: float | str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        Budget.parse(value, INFINITY["2b"])
+def test_budgets_of_tokens_are_read_exactly_and_wrong_ones_are_refused() -> None:
+    spec, full = INFINITY["2b"], Fraction(3_289_600)
+    for value, capacity in ((1, full), ("650", 650 * 512), ("1/3", full / 3), (0.29, full * 29 / 100)):
+        assert Budget.parse(value, spec).capacity == capacity
+    for value, why in (
+        (0, "positive"),
+        (1.5, "whole"),
+        (6426, "6425"),
+        ("nan", "give a f"),
+        ("1/0", "give a f"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Budget.parse(value, spec)
 
 
 SMALL = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]))
