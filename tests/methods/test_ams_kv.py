@@ -29,7 +29,6 @@ SCHEDULES = {
     "infinity": (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64),
     "dipping": (1, 2, 9, 3, 3, 4, 4, 2),  # a scale that exceeds C_max
 }
-LAYERS = {"d30": 30, "d36": 36, "infinity": 32}
 D, THETA = 2, -0.008
 Granularity = Literal["token", "scale"]
 
@@ -80,18 +79,11 @@ class List:
             self.capacity = self.largest
         if length > self.capacity:
             return
-        self.held = self.evicted(joined)
-
-    def evicted(self, joined: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        if len(joined) <= self.capacity:
-            return joined
         locked, rest = joined[: self.condensed], joined[self.condensed :]
-        if self.granularity == "token":
-            return locked + rest[len(rest) - (self.capacity - self.condensed) :]
         while len(locked) + len(rest) > self.capacity:
             oldest = rest[0][0]
-            rest = [slot for slot in rest if slot[0] != oldest]
-        return locked + rest
+            rest = rest[1:] if self.granularity == "token" else [slot for slot in rest if slot[0] != oldest]
+        self.held = locked + rest
 
 
 def slow_run(
@@ -157,10 +149,11 @@ def test_it_holds_what_the_algorithm_holds(name: str, granularity: Granularity) 
 
 
 @pytest.mark.parametrize(
-    ("name", "capacities"), [("d30", (105, 274)), ("d36", (329, 905)), ("infinity", (1605, 3909))]
+    ("name", "layers", "capacities"),
+    [("d30", 30, (105, 274)), ("d36", 36, (329, 905)), ("infinity", 32, (1605, 3909))],
 )
-def test_effective_capacities(name: str, capacities: tuple[int, int]) -> None:
-    assert effective_capacities(spec_of(name, LAYERS[name]), 2) == capacities
+def test_effective_capacities(name: str, layers: int, capacities: tuple[int, int]) -> None:
+    assert effective_capacities(spec_of(name, layers), 2) == capacities
 
 
 @pytest.mark.parametrize(

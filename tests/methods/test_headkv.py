@@ -12,7 +12,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.shared.capacities import share_evenly
-from tests.support.engine import D, prepared, receive, run, tokens_of, watch
+from tests.support.engine import D, prepared, receive, tokens_of, watch
 
 CONDITION, LINE = 3, 5
 SPEC = ModelSpec("lines", 3, 2, D, next_token(CONDITION, [LINE] * 8 + [4]), logit_scale=0.7)
@@ -23,11 +23,7 @@ Rooms = dict[tuple[int, int], int]
 def hand_out(local: dict[tuple[int, int], bool], tokens: int, little: int, known: bool) -> Rooms:
     """Rooms of all heads, a token at a time: little in local heads, then global ones in turn, then local ones.
 
-    Args:
-        local: which heads, by (layer, head), are known to be local.
-        tokens: B.
-        little: what local heads have in any case.
-        known: whether all heads are sorted; else a turn that does not reach all heads is not begun.
+    Until all heads are known to be local or not, a turn that does not reach all heads is not begun.
     """
     rooms = {head: little if is_local else 0 for head, is_local in local.items()}
     left = tokens - sum(rooms.values())
@@ -170,20 +166,6 @@ def test_what_is_kept_is_what_the_paper_says(budget: str, chosen: dict[str, Any]
     cache, seen, _ = watch(HeadKV(sinks=1, **(SOME | chosen)), SPEC, inputs, budget)
     assert [asked.ids() for asked in seen] == list(simulate(inputs, 2, capacity, SOME | chosen))
     assert cache.ledger.peak_tokens <= capacity.capacity
-
-
-@pytest.mark.parametrize("len_rows", ["shared", "per_row"])
-def test_branches_share_their_lengths_and_prompts_do_not(len_rows: Any) -> None:
-    inputs, method = tokens_of(SPEC, 4, seed=2), HeadKV(sinks=1, len_rows=len_rows, **MIXED)
-    cache, seen, _ = watch(method, SPEC, inputs, "0.5")
-    together, kinds = [asked.ids() for asked in seen], torch.stack(method._local)
-    assert torch.equal(kinds[:, :2], kinds[:, 2:]) == (len_rows == "shared")
-    assert not torch.equal(kinds[:, 0], kinds[:, 1])
-    for prompt in range(2):
-        seen.clear()  # the same method again: nothing is left of the batch before
-        run(cache, [[tuple(x[[prompt, prompt + 2]] for x in qkv) for qkv in layers] for layers in inputs])
-        for alone, rows in zip(seen, together, strict=True):
-            assert alone.ids() == rows[2 * prompt : 2 * prompt + 2] + rows[4 + 2 * prompt : 6 + 2 * prompt]
 
 
 @pytest.mark.parametrize(("budget", "first"), [(145, 5), (97, 5), (73, 4), (30, 2)])

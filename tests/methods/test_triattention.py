@@ -1,13 +1,15 @@
 """TriAttention against the authors' scores and choices, and the frequencies and distances that it looks at."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec, Segment, next_token
+from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.triattention import QueryCentres, TriAttention
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
@@ -24,33 +26,6 @@ NAMES = {"centre_real": "q_mean_real", "centre_imag": "q_mean_imag", "modulus": 
 """The authors' names of calibrated tensors."""
 LATER = 16
 """Tokens between the first and the second round."""
-
-
-@dataclass
-class Held:
-    """A view of keys [heads, slots, D] that one sequence holds."""
-
-    keys: Tensor
-    position: Tensor
-    segment: Segment
-    prompt: int
-    layer: int = 0
-    sequences: int = 1
-    padding: Tensor | None = None
-    padding_charge: Tensor | None = None
-    exists: Tensor | None = None
-    segment_ids: Tensor = field(init=False)
-    heads: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.segment_ids = (self.position >= self.prompt).long()
-        self.heads = len(self.keys)
-
-    def cached_keys(self) -> Tensor:
-        return self.keys
-
-    def count_unprotected(self, slots: Tensor) -> None:
-        assert not slots.any()
 
 
 def spec_of(case: str) -> ModelSpec:
@@ -75,11 +50,21 @@ def method_of(case: str, **chosen: Any) -> TriAttention:
     return method
 
 
+def assert_none(slots: Tensor) -> None:
+    assert not slots.any()
+
+
 def views_of(case: str) -> list[Any]:
-    g, (_, _, _, prompt, _) = load_golden(f"ld_triattention_{case}"), CASES[case]
-    segment = spec_of(case).segments[1]
+    """A view of each layer's keys [heads, slots, D], which one sequence holds."""
+    g, (_, _, _, prompt, _), spec = load_golden(f"ld_triattention_{case}"), CASES[case], spec_of(case)
+    position = g["position"].expand(spec.heads, -1)
+    same: dict[str, Any] = {
+        "position": position, "segment_ids": (position >= prompt).long(), "segment": spec.segments[1],
+        "heads": spec.heads, "sequences": 1, "count_unprotected": assert_none,
+        **dict.fromkeys(("padding", "padding_charge", "exists")),
+    }  # fmt: skip
     return [
-        Held(halves_as_pairs(keys), g["position"].expand(len(keys), -1), segment, prompt, layer)
+        SimpleNamespace(**same, layer=layer, cached_keys=partial(halves_as_pairs, keys))
         for layer, keys in enumerate(g["keys"])
     ]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.hack.budgets import group_heads, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns
 from kvbench.methods.hack.plus_plus import HACKPlusPlus, count_read
@@ -89,16 +89,6 @@ def test_published_shares_follow_reliance(tau: float, alpha: float) -> None:
             assert (method.capacities[k] == SPEC.ends[k]).all()
 
 
-def peak(capacity: NDArray[np.int64]) -> int:
-    """Most tokens held after any layer, by a plain loop."""
-    layers, highest = [0] * capacity.shape[1], 0
-    for row in capacity:
-        for layer, heads in enumerate(row):
-            layers[layer] = int(heads.sum())
-            highest = max(highest, sum(layers))
-    return highest
-
-
 @given(
     st.integers(0, 10**6),
     st.sampled_from((0.0, 0.2, 0.5, 1.0)),
@@ -115,11 +105,11 @@ def test_strict_budgets_hold_after_every_layer(
         ready(f"{max(tokens, least)}/55", artifact, alpha=alpha, tau=tau, strict=strict, sinks=sinks)
         for strict in (True, False)
     )
-    assert peak(strict.capacities) <= strict.budget.tokens
+    assert sum_tokens(strict.capacities).max() <= strict.budget.tokens
     for k, end in enumerate(SPEC.ends[:-1]):
         assert min(strict.capacities[k].min(), published.capacities[k].min()) >= min(least, end)
     assert published.capacities.sum((1, 2)).max() <= published.budget.tokens
-    if peak(published.capacities) <= published.budget.tokens:
+    if sum_tokens(published.capacities).max() <= published.budget.tokens:
         # Nothing has to leave early; gaps that rounding left may be filled.
         assert (strict.capacities.sum((1, 2)) >= published.capacities.sum((1, 2)) - SPEC.all_heads).all()
 
@@ -128,14 +118,7 @@ def slow_scores(
     method: HACKPlusPlus, mass: Tensor, k: int, layer: int, head: int, q: Tensor, keys: Tensor, values: Tensor,
     held: list[int],
 ) -> list[float]:  # fmt: skip
-    """What the tokens held are worth, by the formulas.
-
-    Args:
-        q: queries [query heads, tokens, D] of the scale.
-        keys: of all positions so far [positions, D].
-        values: likewise.
-        held: positions.
-    """
+    """What positions held are worth to q [query heads, tokens, D], with keys and values [positions, D]."""
     if method.is_contextual[layer, head] or method.structural == "attention":
         length = q.shape[1]
         some = [i * length // min(method.observed, length) for i in range(min(method.observed, length))]

@@ -22,7 +22,7 @@ from kvbench.methods.pricekv.noise import PrecisionError, list_precisions
 from kvbench.methods.pricekv.problem import list_sources, measure_usage
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.precision import Precision
-from tests.support.engine import D, open_cache, run, tokens_of, watch
+from tests.support.engine import D, open_cache, run, tokens_of
 from tests.support.layer_outputs import FOLD, SCALES, Inputs, attention, project, projections
 
 PLAIN_SCALES = ModelSpec("scales", 3, 2, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
@@ -31,16 +31,6 @@ PLAIN_ROWS = ModelSpec("rows", 3, 2, D, next_token(5, [*[6] * 8, 5]), logit_scal
 
 def artifact_of(method: PriceKVBlocks, spec: ModelSpec) -> Artifact:
     return method.needs().make_random_artifact(spec)
-
-
-@pytest.mark.parametrize(
-    ("spec", "budget"), [(PLAIN_SCALES, "0.2"), (PLAIN_ROWS, "0.5")], ids=["scales", "rows"]
-)
-def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> None:
-    method = PriceKVBlocks(recent=3)
-    there = watch(method, spec, tokens_of(spec, 2), budget, artifact_of(method, spec)).cache
-    held = measure_usage(there.method.problem, there.method.solution).reshape(-1, spec.layers + 1)
-    assert there.ledger.tokens_after == held[:, 1:].tolist()
 
 
 def test_weights_scale_the_errors_of_a_consumer() -> None:
