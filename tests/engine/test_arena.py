@@ -92,19 +92,15 @@ def test_the_ring_is_allocated_once(method: Method, steps: bool, monkeypatch: py
     assert arena.size <= 1.6 * spec.full_tokens * 2 * 4 * D  # tiny layers: one of three is rebuilt at a time
 
 
-@pytest.mark.parametrize(
-    ("method", "spec", "budget", "slots"),
-    [
+def test_the_budget_bounds_lengths() -> None:
+    steps = ModelSpec("steps", 3, 2, D, next_token(3, [4] * 5), 1)
+    for method, spec, budget, slots in (
         (DrawnPerSequence(draw_seen(small(), 1, 0.5)), small(), 1, 93),  # 84 tokens, and a tenth
-        # 57 tokens and a tenth, and a row in every head.
-        (HeadKV(sinks=1), ModelSpec("steps", 3, 2, D, next_token(3, [4] * 5), 1), "0.5", 63 + 3 * 2 * 4),
-    ],
-    ids=["data", "steps"],
-)
-def test_the_budget_bounds_lengths(method: Method, spec: ModelSpec, budget: float | str, slots: int) -> None:
-    cache = open_cache(method, spec, budget)
-    cache.reset(2)
-    assert cache._storage.arena.size == 2 * slots * 2 * D
+        (HeadKV(sinks=1), steps, "0.5", 63 + 3 * 2 * 4),  # 57 tokens and a tenth, and a row in every head
+    ):
+        cache = open_cache(method, spec, budget)
+        cache.reset(2)
+        assert cache._storage.arena.size == 2 * slots * 2 * D
 
 
 @given(BLOCKS)

@@ -75,9 +75,7 @@ def test_bytes_are_exact() -> None:
 
 
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
-def test_a_ledger_is_of_one_generation_and_what_is_released_is_made_again(
-    kind: type[Drawn] | type[DrawnPerSequence],
-) -> None:
+def test_a_ledger_is_of_one_generation_and_what_is_released_is_made_again(kind: type[Drawn]) -> None:
     spec = small()
     kept = draw_seen(spec, 3, 0.5)
     again = open_cache(kind(kept), spec)

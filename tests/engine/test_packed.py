@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.core.storage import CODEBOOKS, StorageConfig
@@ -17,16 +16,7 @@ from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.full import Full
 from kvbench.methods.shared.precision import Precision
 from kvbench.methods.shared.uses import Uses
-from tests.support.engine import (
-    D,
-    Drawn,
-    DrawnPerSequence,
-    draw_seen,
-    open_cache,
-    run,
-    small,
-    tokens_of,
-)
+from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, open_cache, run, small, tokens_of
 from tests.support.slow_storage import (
     SlowStorage,
     attend_slowly,
@@ -139,27 +129,6 @@ def test_bytes_are_known_beforehand_and_bounded(dtype: str, storage: str) -> Non
             for tokens, stored in zip(cache.ledger.tokens_after, found, strict=True):
                 for a, b in bound_bytes(spec, packing):
                     assert max(stored) <= a * max(tokens) + b
-
-
-@pytest.mark.parametrize("how", [StorageConfig(), StorageConfig(group=4, residual=10), STORAGES["codebooks"]])
-def test_a_token_is_quantised_once(how: StorageConfig) -> None:
-    spec = small(layers=1, heads=2, sides=(1, 2, 3, 3, 3, 2))
-    options = {"rotation": make_rotation(spec), "codebooks": make_codebooks(spec)}
-    cache = open_cache(DrawnPerSequence(draw_seen(spec, 5, 0.9)), spec, packing=Packing(4, how), **options)
-    known: dict[tuple[int, int], Tensor] = {}
-    cache.reset(2)
-    for at, layers in zip(spec.segments[:-1], tokens_of(spec, 2), strict=False):
-        cache.begin(at)
-        cache.attend(0, *layers[0])
-        store = cache._stores[0]
-        for row, (start, count) in enumerate(
-            zip(store.layout.offsets.tolist(), store.layout.counts, strict=True)
-        ):
-            for slot, position in enumerate(store.layout.positions[row, :count].tolist(), start):
-                found = torch.cat((store.keys[:, slot], store.values[:, slot]))
-                if position < at.end - how.residual - 9 or not how.residual:
-                    assert torch.equal(known.setdefault((row, position), found), found)
-    assert known
 
 
 @pytest.mark.parametrize("fp8", [False, True])

@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
-from kvbench.engine.schedule import (
-    Schedule,
-    build_schedule,
-    count_free_slots,
-    plan_change,
-    show_layer,
-)
+from kvbench.engine.schedule import Schedule, build_schedule, count_free_slots, plan_change, show_layer
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import HeatKV

@@ -160,10 +160,8 @@ class Marking(Method):
         """Random slots, or all of them in every third layer."""
         row = torch.arange(len(view.position))[:, None]
         own = 1 + view.position + 1000 * row + 100_000 * view.layer
-        known, new = (
-            (view.position >= 0) & (view.position < view.segment.start),
-            view.position >= view.segment.start,
-        )
+        known = (view.position >= 0) & (view.position < view.segment.start)
+        new = view.position >= view.segment.start
         assert torch.equal(view.state[known], own[known].float())
         assert (view.state[~known] == 0).all()
         view.state[new] = own[new].float()

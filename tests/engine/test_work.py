@@ -52,11 +52,8 @@ def test_products_are_those_that_torch_counts() -> None:
     """Those of a text that the embedded language model writes; its attention has no products of its own."""
     load = importlib.import_module("benchmarks.gpu_steps.generations").load
     one = load(["model=reasoner_tiny", "prompts=math_tiny", "model.max_tokens=12"], 1, "cpu")
-    spec, least, cache = (
-        one.model.spec,
-        one.model.least_work,
-        one.open_cache(one.prepare(["method=full"], "1")),
-    )
+    spec, least = one.model.spec, one.model.least_work
+    cache = one.open_cache(one.prepare(["method=full"], "1"))
     with FlopCounterMode(display=False) as counter:
         one.draw(cache)
     work = measure_products(spec, list_steps(spec), least.layers, least.head, 1)
