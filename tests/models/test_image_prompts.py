@@ -161,10 +161,8 @@ def test_special_tokens_that_are_read_as_text_are_refused(tmp_path: Path) -> Non
 @each
 def test_padding_stands_in_front_of_both_branches(owner: str, tmp_path: Path) -> None:
     """Janus-Pro's other branch is as long as the first, Lumina's has three tokens, Emu3's is the negative prompt."""
-    tokenizer, prompts = (
-        read(owner, READ[owner][0](tmp_path / "tokenizer.json")),
-        ["a cat", "", "a longer cat"],
-    )
+    tokenizer = read(owner, READ[owner][0](tmp_path / "tokenizer.json"))
+    prompts = ["a cat", "", "a longer cat"]
     own = [tokenizer.encode(prompt) for prompt in prompts]
     [begin, *_, image], pad = own[1], tokenizer.pad
     dropped = {

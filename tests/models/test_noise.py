@@ -35,6 +35,7 @@ def test_numbers_and_what_follows_are_the_same() -> None:
     assert all(map(torch.equal, found, expected))
     assert torch.equal(ahead.draw(7), direct.draw(7))
     assert len({prompt_seed(seed, index) for seed in range(30) for index in range(30)}) == 900
+    assert torch.equal(PromptNoise(3, (9,)).draw(MIN_THREADED)[0], expected[0][1])  # without threads
 
 
 class Counting:
@@ -140,6 +141,7 @@ def test_greedy_draws_take_the_likeliest() -> None:
     bits = draw_bits(logits.view(1, 5, 6, 2), Sampling(top_k=1), noise)
     assert torch.equal(bits.flatten(), (logits[..., 1] > logits[..., 0]).flatten())
     assert torch.equal(draw_token(logits[..., 0], TokenSampling(top_k=1), noise), logits[..., 0].argmax(-1))
+    assert not draw_bits(torch.zeros(1, 1, 3, 2), Sampling(top_k=1), noise).any()  # ties are 0
 
 
 SCORES = 3 * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))

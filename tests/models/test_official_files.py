@@ -208,19 +208,6 @@ def test_official_files_give_the_official_images(family: str, tmp_path: Path, en
         assert encoded.asked == [("cpu", torch.float32, 120), "a cat, dog", "two"]
 
 
-@each
-def test_the_file_of_another_model_is_refused(family: str, tmp_path: Path, encoded: Encoded) -> None:
-    """The other part's file, if there is one."""
-    paths = write_files(family, tmp_path)
-    part, *others = (part for part in paths if part != "text")
-    if others and paths[part].suffix == paths[others[0]].suffix:
-        paths[part] = paths[others[0]]
-    else:
-        write(paths[part], {"layers.0.attention.wqkv.weight": torch.zeros(2, 2)})
-    with pytest.raises(WeightsError, match=rf"model\.sources\.{part}: the checkpoint does not fit"):
-        reading(family, paths).load("cpu")
-
-
 @pytest.mark.parametrize("family", [family for family, given in OFFICIAL.items() if given.config[0]])
 def test_another_number_in_config_json_is_refused(family: str, tmp_path: Path, encoded: Encoded) -> None:
     paths, (contents, message) = write_files(family, tmp_path), OFFICIAL[family].config

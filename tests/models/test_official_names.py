@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from kvbench.core.budget import Budget
 from kvbench.models.emu3.files import clean_emu3
@@ -23,12 +22,11 @@ from kvbench.models.janus.transformer import Janus
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
 from kvbench.models.lumina.tokenizer import Chameleon
 from kvbench.models.lumina.transformer import Lumina
-from kvbench.models.parts.autoencoder import SpatialNorm
 from kvbench.models.parts.decoder import Decoder
 from tests.support import reference_emu3 as emu3
 from tests.support import reference_janus as janus
 from tests.support import reference_lumina as lumina
-from tests.support.drawing import close, halves_as_pairs
+from tests.support.drawing import halves_as_pairs
 from tests.support.marks import slow_except
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_published
@@ -204,21 +202,6 @@ def test_names_of_older_files_are_read() -> None:
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
-@pytest.mark.parametrize(("layout", "silu"), [(torch.contiguous_format, False), (torch.channels_last, True)])
-def test_norms_read_the_code_of_each_place(layout: torch.memory_format, silu: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    norm = SpatialNorm(64, 4, silu=silu).requires_grad_(False)
-    for parameter in norm.parameters():
-        parameter.normal_(generator=generator)
-    x = torch.randn(2, 64, 6, 12, generator=generator).contiguous(memory_format=layout)
-    codes = torch.randn(2, 4, 3, 4, generator=generator)
-    spread = F.interpolate(codes, size=(6, 12), mode="nearest")
-    expected = norm.norm(x) * norm.scale(spread) + norm.shift(spread)
-    out = norm(x, codes)
-    assert out.is_contiguous(memory_format=layout)
-    close(out, F.silu(expected) if silu else expected, 1e-5)
-
-
 def test_norms_of_every_published_form_are_read() -> None:
     name = "model.layers.0.self_attn.q_norm.weight"
     for rows in (1, 2, 4):
@@ -254,15 +237,11 @@ UNFIT: list[tuple[str, dict[str, tuple[int, ...] | None], str]] = [
     ("janus", {f"{JANUS}.0.self_attn.{part}_proj.weight": (5, 64) for part in "qkv"},
      "layers.0.attention.wqkv.weight is (15, 64)"),
     ("lumina", {f"{ATTENTION}.q_norm.weight": (3, 8)}, "layers.0.attention.q_norm.weight is (3, 8), should be (32,)"),
-    ("lumina", {f"{ATTENTION}.q_norm.weight": (1, 16)}, "q_norm.weight is (1, 16)"),
     ("lumina", {f"{ATTENTION}.q_norm.weight": (0, 8)}, "q_norm.weight is (0, 8), should be (32,)"),
     ("lumina", {f"{ATTENTION}.k_proj.weight": ()}, "unexpected layers.0.self_attn.k_proj.weight ()"),
     ("lumina", {"norm.weight": (32,)}, "unexpected norm.weight (outside model.) (32,)"),
-    ("lumina", {"lm_head.weight": None}, "missing output.weight"),
     ("chameleon", {f"decoder.mid.attn_1.k.{kind}": None for kind in ("weight", "bias")},
      "missing decoder.mid.attn_1.qkv.bias"),
-    ("emu3", {"lm_head.weight": (5, 32)}, "output.weight is (5, 32), should be (329, 32)"),
-    ("emu3's tokenizer", {f"{VQ}.conv_in.weight": (3, 4, 3, 3)}, "conv_in.conv.weight is (3,"),
     ("emu3's tokenizer", {f"{VQ}.time_res_stack.0.norm1.running_mean": None},
      "unexpected time_res_stack.0.norm1.norm.running_var"),
 ]  # fmt: skip

@@ -16,7 +16,6 @@ from kvbench.cli.config.messages import describe_error
 from kvbench.core.segments import MAX_HEADS
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.parameters import MAX_TENSORS, build_on_meta, fill_random
-from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.marks import slow_except
@@ -30,13 +29,11 @@ REFUSED = {
     "var_d16": [
         ("sources.tokenizer", LACKING, "model.sources names no tokenizer; use model.weights=random"),
         ("tokenizer.codes", 64, "model.transformer.codes=4096: must be model.tokenizer.codes=64"),
-        ("transformer.channels", 4, "must be model.tokenizer.channels=32"),
         ("transformer.sides", [0, 4], "must have at least 2 scales"),
         ("transformer.heads", 5, "model.transformer.width=1024: must be a multiple of heads=5"),
         ("transformer.depth", ENDLESS, BOUND),
         ("sampling.cfg", -1.0, "must not be negative"),
         ("sampling.top_k", -1, "must not be negative (0 turns it off)"),
-        ("sampling.top_p", 1.5, "must be in [0, 1]"),
     ],
     "llamagen_b": [
         ("tokenizer.codes", 64, "model.transformer.vocabulary=16384: must be model.tokenizer.codes=64"),
@@ -44,20 +41,14 @@ REFUSED = {
         ("chunk", 0, "must be at least 1"),
         *(("transformer.grid", grid, "at least 2 tokens") for grid in ([1, 1], [-2, -2])),
         ("transformer.head_dim", 6, "must be a multiple of 4"),
-        ("transformer.width", ENDLESS, BOUND),
         ("sampling.cfg", 0.5, "must be at least 1"),
-        ("sampling.cfg_interval", -2, "must not be negative, or -1"),
-        ("sampling.temperature", 0, "must be positive"),
         ("sampling.top_k", -1, "must not be negative (0 turns it off)"),
         ("sampling.top_p", 0, "must be in (0, 1]"),
     ],
-    "llamagen_xl_t2i": [("sources.text", LACKING, "model.sources names no text; use model.weights=random")],
     "janus_pro_1b": [
         ("sources.text", LACKING, "model.sources names no text; use model.weights=random"),
-        ("tokenizer.codes", 64, "model.transformer.codes=16384: must be model.tokenizer.codes=64"),
-        ("prompt_tokens", 0, "must be at least 1"),
-        ("transformer.image", [1, 1], "at least 2 tokens"),
         ("transformer.code_width", 0, "must be at least 1"),
+        ("prompt_tokens", 0, "must be at least 1"),
     ],
     "lumina_mgpt_7b_768": [
         *(("transformer.image", image, "two even numbers") for image in ([3, 4], [0, 4])),
@@ -66,20 +57,15 @@ REFUSED = {
     "emu3_gen": [
         ("tokenizer.latents", 8, "must equal channels=4"),
         ("tokenizer.widths", [], "must have the channels of at least one resolution"),
-        ("transformer.vocabulary", 32774, "codes=32768 and 6 special tokens leave no text tokens"),
         ("suffix", 3, "must be a string"),
-        ("negative", [], "must be a string"),
     ],
     "qwen3_8b": [
         ("sources.weights", LACKING, "model.sources names no weights; use model.weights=random"),
         ("max_tokens", 1, "must be at least 2"),
-        ("max_tokens", ENDLESS, BOUND),
         ("transformer.kv_heads", 3, "must divide heads=32"),
         ("transformer.head_dim", 7, "must be a multiple of 2"),
         ("transformer.rope_base", 0, "must be positive"),
-        ("transformer.eps", -1, "must not be negative"),
         ("transformer.depth", 0, "must be at least 1"),
-        ("transformer.heads", ENDLESS, BOUND),
         ("sampling.temperature", -1, "must not be negative"),
         ("sampling.top_k", -1, "must not be negative (0 turns it off)"),
         ("sampling.top_p", 0, "must be in (0, 1]"),
@@ -94,12 +80,10 @@ REFUSED = {
         ("transformer.heads", 24, "model.transformer.width=2048: must be a multiple of 4 x heads=24"),
         ("transformer.block_chunks", 5, "must divide depth=32"),
         ("transformer.pool_heads", 7, "divides width=2048"),
-        ("transformer.hidden", -1, "must not be negative"),
         ("transformer.rope_base", 0, "must be positive"),
         *(("sampling.cfg_layers", layers, f"={layers}: list 0") for layers in ([0, -40], [-32], [1], [])),
         *(("sampling.cfg", cfg, "must be positive") for cfg in (0, [])),
         ("sampling.tau", [1.0, -1.0], "must be positive"),
-        ("sampling.top_p", 1.1, "must be in (0, 1]"),
         ("sampling.top_k", 0, "must be at least 1"),
     ],
     "infinity_tiny": [
@@ -134,21 +118,14 @@ def test_bad_settings_are_refused_in_one_line(name: str) -> None:
             assert f"model.{key}={value}: " in told
 
 
-def test_guidance_at_any_layer_there_is() -> None:
-    for layers in ([0], [-1], [-31], [-2, 0]):
-        assert isinstance(changed("infinity_2b", "sampling.cfg_layers", layers), InfinityModel)
-
-
 @pytest.mark.parametrize(
     ("name", "key", "value", "read", "told"),
     [
         ("var_tiny", "tokenizer.widths", [7, 9], "parameters", "a level with 7 channels .* 32 or 24"),
-        ("var_tiny", "tokenizer.widths", [64, 48], "parameters", "a level with 48 channels .* 32"),
         ("qwen3_8b", "transformer.depth", MAX_HEADS // 8 + 1, "spec", "heads of keys and .*, at most 131072"),
         ("var_tiny", "transformer.sides", [1, 5000], "spec", "tokens, at most 16777216"),
         ("infinity_2b", "pixels", "2M", "spec", "model.pixels=2M: must be one of 0.06M, 0.25M, 0.60M, 1M"),
         ("infinity_tiny", "tokenizer.mixers", ENDLESS, "parameters", f"more than {MAX_TENSORS} tensors"),
-        ("qwen3_8b", "transformer.depth", 2**20, "parameters", f"more than {MAX_TENSORS} tensors"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused_while_they_are_made(

@@ -19,12 +19,10 @@ from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.parts.decoder import Decoder, DecoderConfig, PerHeadNorm, RMSNorm
 from tests.support.places import GOLDENS
-from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
+from tests.support.published import read_meta, read_published, read_tensors
 
 GOLDEN = GOLDENS / "llamagen"
-meta, published, raw_state = (
-    partial(read, "llamagen") for read in (read_meta, read_published, make_raw_state)
-)
+meta, published = (partial(read, "llamagen") for read in (read_meta, read_published))
 golden = partial(read_tensors, "llamagen")
 GAINS = {"wqkv": 1.8, "output": 2.5, "decoder.conv_out": 0.6, "encoder.conv_out": 1.5}
 SEEDS = {"t2i_tiny": 5}

@@ -134,10 +134,8 @@ def rows(features: TextFeatures) -> list[Tensor]:
 
 def test_features_are_those_of_the_official_call(folder: Path) -> None:
     prompts = ["a red cat", "", "two dogs on the left and a cat", "a cat " * 400]
-    found, expected = (
-        T5Encoder(str(folder), "cpu", torch.float32).encode(prompts),
-        encode_officially(folder, prompts),
-    )
+    found = T5Encoder(str(folder), "cpu", torch.float32).encode(prompts)
+    expected = encode_officially(folder, prompts)
     assert found.lengths == expected.lengths == (4, 1, 9, 512)  # the end token counts
     assert found.values.dtype == torch.float32
     torch.testing.assert_close(found.values, expected.values, atol=1e-5, rtol=1e-5)

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from kvbench.core.segments import next_scale
 from kvbench.models.infinity import rope
-from kvbench.models.infinity.sampling import Sampling, draw_bits, probabilities
+from kvbench.models.infinity.sampling import Sampling, probabilities
 from kvbench.models.infinity.scales import SCALES, TEMPLATES, schedule
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
-from kvbench.models.noise import MIN_THREADED, PromptNoise
 from tests.support.reference import GOLDEN, packed
 from tests.support.reference_infinity import tokenizer
 
@@ -61,28 +60,6 @@ def test_truncation_is_the_official_one_at_any_top_p(first: float, second: float
     logits = torch.tensor([first, second])
     found = probabilities(logits, Sampling(top_p=top_p))
     torch.testing.assert_close(found, truncated(logits, top_p))
-
-
-def test_greedy_ties_take_zero() -> None:
-    assert not draw_bits(torch.zeros(1, 1, 3, 2), Sampling(top_k=1), PromptNoise(0, (0,))).any()
-
-
-@given(
-    seed=st.integers(0, 1000),
-    indices=st.lists(st.integers(0, 10**6), min_size=1, max_size=4, unique=True),
-    counts=st.lists(
-        st.integers(1, 50) | st.sampled_from((MIN_THREADED, MIN_THREADED + 1)), min_size=1, max_size=3
-    ),
-)
-def test_noise_does_not_depend_on_the_batch(seed: int, indices: list[int], counts: list[int]) -> None:
-    together = PromptNoise(seed, indices)
-    alone = [PromptNoise(seed, [index]) for index in indices]
-    for count in counts:
-        drawn = together.draw(count)
-        assert (drawn.shape, drawn.dtype) == ((len(indices), count), torch.float32)
-        assert (drawn > 0).all()
-        for row, single in zip(drawn, alone, strict=True):
-            assert torch.equal(row, single.draw(count)[0])
 
 
 def test_settings_per_scale() -> None:

@@ -13,14 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
-from kvbench.models import noise as noise_module
 from kvbench.models import token_loop
 from kvbench.models.base import Cache, NotFinite
-from kvbench.models.files import official_files, parameters
-from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.llamagen.captions import clean_caption, clean_once
 from kvbench.models.llamagen.sampling import LlamaGenSampling
-from kvbench.models.llamagen.tokenizer import VQ, VQConfig
+from kvbench.models.llamagen.tokenizer import VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.models.parts.sampling import TokenSampling, draw_token, guide, truncate
@@ -34,7 +31,6 @@ from tests.support.reference_llamagen import (
     TINY_VQ,
     golden,
     meta,
-    raw_state,
     tokenizer,
     transformer,
 )
@@ -128,19 +124,6 @@ def test_bfloat16_gives_official_tokens(backends: list[SDPBackend], monkeypatch:
     assert (found == expected["tokens"]).float().mean() > 0.9
 
 
-def test_noise_that_a_second_thread_draws_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    condition, sampling = condition_of(transformer("c2i"), "c2i", False), LlamaGenSampling(cfg=1.0, top_k=0)
-
-    def generate_from(noise: PromptNoise) -> Tensor:
-        return draw(transformer("c2i"), condition, engine(CONFIGS["c2i"], 1), noise, sampling)
-
-    direct, ahead = PromptNoise(0, (0, 1)), PromptNoise(0, (0, 1))
-    expected = generate_from(direct)
-    monkeypatch.setattr(noise_module, "MIN_THREADED", 1)
-    assert torch.equal(generate_from(ahead), expected)
-    assert torch.equal(ahead.draw(9), direct.draw(9))  # as many numbers were drawn
-
-
 @pytest.mark.parametrize("setting", range(7))
 def test_sampling_is_the_official_one(setting: int) -> None:
     given, expected = dict(meta()["sampler_combos"][setting]), golden("sampler")
@@ -151,17 +134,6 @@ def test_sampling_is_the_official_one(setting: int) -> None:
     near(found.softmax(-1), expected[f"probs.{setting}"], atol=1e-6)
     drawn = draw_token(expected["logits"], sampling, OneStream(seed, 3))
     assert torch.equal(drawn, expected[f"idx.{setting}"][:, 0])
-
-
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_segments_do_not_matter_where_everything_is_kept(chunk: int) -> None:
-    model, expected = transformer("c2i"), golden("c2i")["sampled.tokens"]
-    segments = segments_of(CONFIGS["c2i"], chunk)
-    assert [segments[0].length, segments[-1].end] == [1, 36]
-    assert {segment.length for segment in segments[1:-1]} <= {chunk}
-    given = (condition_of(model, "c2i", True), engine(CONFIGS["c2i"], 2, chunk), OneStream(1, 2))
-    found = draw(model, *given, sampling_of("c2i.sampled"), segments=segments)
-    assert torch.equal(found, expected)
 
 
 def test_logits_that_are_not_finite_are_named() -> None:
@@ -192,14 +164,6 @@ def test_equals_the_official_tokenizer(config: VQConfig, name: str) -> None:
     close(model.codes(tokens), expected["quant"])
     height, width = (side // config.networks.patch for side in expected["code_img"].shape[2:])
     close(model.decode(model.codes(expected["code"].unflatten(1, (height, width)))), expected["code_img"])
-
-
-def test_a_file_without_keys_of_an_attention_is_refused() -> None:
-    raw = raw_state("vq_16")
-    del raw["decoder.mid.1.k.weight"]
-    model = parameters.build_on_meta(lambda: VQ(FULL_VQ))
-    with pytest.raises(WeightsError, match=r"missing decoder\.mid\.attn_1\.qkv\.weight"):
-        parameters.check(official_files.clean_vqgan(raw), model, "tokenizer")
 
 
 def test_captions_become_the_official_ones() -> None:
