@@ -147,10 +147,7 @@ def test_another_seed_draws_another_choice() -> None:
     assert [asked.ids() for asked in one] != [asked.ids() for asked in other]
 
 
-HEADS_OF_TEXT = ModelSpec("text", 1, 4, 8, next_token(5, [4]), branches=1, padding_counts=False)
-
-
-@pytest.mark.parametrize("spec", [DRAWN, HEADS_OF_TEXT], ids=["image", "text"])
+@pytest.mark.parametrize("spec", [DRAWN, text(5, [4], heads=4)], ids=["image", "text"])
 def test_processes_that_share_the_heads_draw_what_one_draws(spec: ModelSpec) -> None:
     def draw(shapes: ModelSpec) -> torch.Tensor:
         layout = empty_layout(2 * shapes.heads, "cpu")

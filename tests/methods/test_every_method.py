@@ -19,11 +19,10 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import CHANNEL
 from kvbench.engine.coding.formats import Packing
-from kvbench.engine.schedule import predict_row_lengths, sum_tokens
+from kvbench.engine.schedule import predict_row_lengths
 from kvbench.methods.full import Full
 from kvbench.methods.shared import plans
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.wrapper import Wrapper
 from tests.support.conformance import (
     BATCH,
@@ -42,7 +41,7 @@ from tests.support.conformance import (
     prepare,
     smallest,
 )
-from tests.support.engine import D, prepared, shown_to
+from tests.support.engine import D, prepared
 from tests.support.methods import GUESTS, class_of
 from tests.support.places import ROOT
 from tests.support.steps import KERNEL, decode
@@ -304,13 +303,3 @@ def test_data_decides_the_lengths_of_few_methods() -> None:
     unknown = sorted(name for name, one in prepared_.items() if predict_row_lengths(one.spec, one) is None)
     assert unknown == ["adakv", "ams_kv", "critical_adakv", "expected_attention", "hard_kv", "headkv"]
     assert all(prepared_[name].graph_obstacle is not None for name in unknown)
-
-
-def test_a_calibration_keeps_everything_and_says_so() -> None:
-    needs = {(shapes, repr(one)): one for name, shapes in CASES if (one := describe(name, shapes).needs())}
-    for (shapes, _), observer in needs.items():
-        spec = SPECS[shapes]
-        assert isinstance(observer, Observer)
-        lengths = predict_row_lengths(spec, shown_to(observer, spec))
-        assert lengths is not None
-        assert sum_tokens(lengths).max() == spec.full_tokens

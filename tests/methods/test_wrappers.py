@@ -1,6 +1,6 @@
 """Methods around other methods: every wrapper with several bases, and what changes nothing."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.merging.method import D2O, CaM, LookM, MergingPress
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.triattention import QueryCentres, TriAttention
@@ -136,21 +135,11 @@ def test_a_moving_average_begins_with_the_first_score() -> None:
             torch.testing.assert_close(found, expected.expand(8, -1))
 
 
-@dataclass(kw_only=True)
-class Table(Scored):
-    """Scores of a table [heads, positions]."""
-
-    table: Tensor
-
-    def score(self, view: View) -> Tensor:
-        """Scores by head and position."""
-        return self.table.gather(1, view.position)
-
-
 def test_heads_of_a_text_shorter_than_a_chunk_keep_what_they_keep_under_the_base() -> None:
     spec = ModelSpec("text", 1, 2, 8, next_token(6, [3, 2]), 1)
     table = torch.tensor([[9.0, 8, 7, 0, 0, 0, -1, -1, -1], [0, 0, 0, 7, 8, 9, -1, -1, -1]])
-    inputs = tokens_of(spec, 1)
+    inputs, base = tokens_of(spec, 1), Tracked()
+    base.score = lambda view: table.gather(1, view.position)  # type: ignore[method-assign]
     for chunk, expected in ((20, [[0, 1, 2], [3, 4, 5]]), (6, [[0, 1, 5], [0, 1, 5]])):
-        asked = watch(ChunkKV(base=Table(table=table), chunk=chunk), spec, inputs, 3).asked
+        asked = watch(ChunkKV(base=base, chunk=chunk), spec, inputs, 3).asked
         assert asked[0].ids() == expected

@@ -175,9 +175,8 @@ def slow_generation(
     ("options", "groups"),
     [
         ({}, 1),
-        ({"alpha": 0.5, "observed": 5, "pool": 3}, 2),
-        ({"alpha": 0.0}, 1),
         ({"alpha": 1.0, "pool": 1}, 1),
+        ({"alpha": 0.5, "observed": 5, "pool": 3}, 2),
         ({"alpha": 0.5, "attention_budget": 0.2}, 1),
         ({"alpha": 0.5, "attention_budget": 3, "strict": False}, 2),
         ({"alpha": 0.5, "attention_budget": 1, "tau": 0.0}, 1),
