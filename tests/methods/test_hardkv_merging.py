@@ -169,8 +169,6 @@ def test_prompts_of_unequal_length_merge_what_they_have(merge: Merge) -> None:
 
 def test_a_bias_is_refused_of_methods_without_one() -> None:
     class Wrong(HardKV):
-        """Gives a bias it has no room for."""
-
         def keep(self, view: View) -> Tensor | None:
             keys = view.cached_keys()
             view.replace(keys, view.cached_values(), torch.zeros(keys.shape[:2]))

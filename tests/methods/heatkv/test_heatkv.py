@@ -155,14 +155,12 @@ def test_a_filled_schedule_keeps_more_and_stays_strict(case: Case) -> None:
             assert count_held_tokens(spec, gone, absent).max() > budget.capacity
 
 
-@pytest.mark.parametrize("share", ["0.04", "0.2"])
-@pytest.mark.parametrize(("kind", "naive"), [(HeatKV, True), (BinaryHeatKV, False)])
-def test_fill_leaves_under_a_hundredth_unused(kind: type[HeatKV], naive: bool, share: str) -> None:
+@pytest.mark.parametrize("method", [HeatKV(1, naive=True, fill=True), BinaryHeatKV(1, fill=True)])
+def test_fill_leaves_under_a_hundredth_unused(method: HeatKV) -> None:
     """Of what the cache holds during the embedded model's last scale, by the rows that the engine works out."""
     spec = ModelSpec("infinity_tiny", 6, 6, 32, next_scale([(n, n) for n in (1, 2, 3, 4, 5, 6, 8, 10, 12)]))
-    budget = Budget.parse(share, spec)
+    budget = Budget.parse("0.04", spec)
     mass = torch.rand(6, 6, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    method = kind(1, naive=naive, fill=True)
     method.prepare(spec, budget, Artifact(AttentionByScale.kind, {"mass": mass}))
     lengths = predict_row_lengths(spec, method)
     assert lengths is not None
