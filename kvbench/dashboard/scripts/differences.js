@@ -158,8 +158,7 @@ function makeDifference(row, label, name) {
 }
 
 function formatSigned(value, digits) {
-  const text = format(value, digits);
-  return value > 0 && Number(text) !== 0 ? `+${text}` : text;
+  return `${Number(value.toFixed(digits)) > 0 ? "+" : ""}${format(value, digits)}`;
 }
 
 function formatEnds([low, high], digits) {
