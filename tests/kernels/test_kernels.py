@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.attention_paths import PATHS, Path
 from kvbench.kernels.compact import rebuild, rebuild_both, source_table
-from kvbench.kernels.layout import Past, empty_layout, list_positions, view_group
+from kvbench.kernels.layout import Past, empty_layout, list_positions, pack_rows, view_group
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.places import ROOT
 from tests.support.ragged_rows import CASES, HALF, Case, check, check_mass, make
@@ -201,3 +202,12 @@ def test_triton_is_only_imported_for_cuda_tensors() -> None:
     paths = [path for folder in ("kvbench", "kernels", "eval") for path in (ROOT / folder).rglob("*.py")]
     importing = {path.parent for path in paths if outside.search(path.read_text())}
     assert importing == {ROOT / "kernels" / "triton"}
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (3, 6, 2)])
+def test_kept_slots_move_to_the_front(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    values, keep = torch.from_numpy(rng.normal(size=shape)), torch.from_numpy(rng.random(shape[:2]) < 0.5)
+    packed = pack_rows(values, keep, -7.0, longest=6)
+    for row, kept, found in zip(values, keep, packed, strict=True):
+        assert torch.equal(found[: kept.sum()], row[kept])
+        assert (found[kept.sum() :] == -7.0).all()
