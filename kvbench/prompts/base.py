@@ -11,8 +11,8 @@ from kvbench.core.files import hash_content
 from kvbench.forced.text import ForcedText, Part
 from kvbench.prompts.draft import Draft
 
-Count = Annotated[int, Range(1, MAX_PROMPTS)]
-Seed = Annotated[int, Range(0, MAX_SEED)]
+Count = Annotated[int, Range(1, MAX_PROMPTS)]  # number of prompts
+Seed = Annotated[int, Range(0, MAX_SEED)]  # seed of the choice of prompts
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ MORE = {
         "model.name=decoder",
     ],
 }
-"""What a file leaves open."""
+"""Settings that the file of a choice requires from the command, by group and choice."""
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_gpus_are_counted_elsewhere_without_nvml(monkeypatch: pytest.MonkeyPatch
 
     found = []
     monkeypatch.setattr(ctypes, "CDLL", lack)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("CUDA is asked in this process"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("this process initialises CUDA"))
     monkeypatch.setattr(
         subprocess,
         "run",

@@ -1,4 +1,4 @@
-"""What tests of the dashboard share: runs, their page, a browser, and the scripts of the page in Node.js."""
+"""Fixtures of the dashboard: runs, their page, a browser, and the scripts of the page in Node.js."""
 
 import json
 import shutil

@@ -65,7 +65,7 @@ def test_the_worst_samples_by_each_metric_are_kept(runs_dir: Path, monkeypatch: 
     heat = runs["infinity_tiny/heatkv-0.1-0123456789"]
     assert heat["index"] == [1, 2]  # the lowest PSNR, the highest LPIPS
     assert [document["shared"][number] for number in heat["prompt"]] == [HOSTILE, PROMPTS[2]]
-    assert runs["infinity_tiny/full-0"]["index"] == [1, 2]  # what stands beside them
+    assert runs["infinity_tiny/full-0"]["index"] == [1, 2]  # the samples of the same prompts
 
 
 def test_what_is_kept_changes_nothing_and_is_made_again_where_it_is_damaged(

@@ -19,7 +19,7 @@ from tests.support.engine import open_cache, run, small, tokens_of
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[MagicMock]:
-    """A driver that only takes notes of what it is asked for, in the place of torch's functions."""
+    """A driver that records its calls and replaces functions of torch."""
     driver = MagicMock(default_generators=("generator 0", "generator 1"))
     driver.current_device.return_value = 1
     driver.CUDAGraph.side_effect = (getattr(driver, f"graph{number}") for number in range(9))

@@ -144,7 +144,7 @@ def test_cudnn_is_asked_where_torch_would_ask_it(cudnn: int, monkeypatch: pytest
 
 
 def test_unmeasured_two_parts_must_save_a_launch(hopper: pytest.MonkeyPatch) -> None:
-    """The scales of Infinity-2B at batch 8 with guidance, and what has no published rate; no library is asked."""
+    """Scales of Infinity-2B at batch 8 with guidance, and a GPU without published rates; no library is imported."""
     hopper.setattr(
         varlen_attention, "find_varlen", lambda: pytest.fail("imports torch's compiler, which takes seconds")
     )

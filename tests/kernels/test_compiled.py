@@ -178,7 +178,7 @@ def test_the_largest_tiles_fit_shared_memory(root: Path) -> None:
 def test_what_default_runs_launch_fits_and_tiles_are_those_that_the_compiler_gives(
     arch: str, root: Path
 ) -> None:
-    """It hardly spills; tiles of an H200 were timed, those of an RTX 40 are an RTX 30's."""
+    """Few registers spill. The tiles of an H200 were timed; an RTX 40 uses the tiles of an RTX 30."""
     assert "\n| " in call(
         root, "-m", "benchmarks", "compiled", "--summary", "--models", "all", "--arch", arch
     )

@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ PLACE = "layer 1, segment 2: "
 
 def show_at_place(view: View, right: Tensor, change: Change) -> Any:
     return change(right) if view.layer == 1 and view.segment.index == 2 else right
+
+
+def call_changed(hook: Callable[..., Tensor], change: Change, view: View, *more: Any) -> Any:
+    return show_at_place(view, hook(view, *more), change)
 
 
 class Reads(Method):
@@ -68,8 +73,7 @@ def test_a_hook_that_returns_a_wrong_shape_or_dtype_ends_the_run(
     """A static method decides for one sequence."""
     for change in CHANGES:
         method = kind()
-        right = getattr(method, hook)
-        setattr(method, hook, lambda view, *more: show_at_place(view, right(view, *more), change))  # noqa: B023
+        setattr(method, hook, partial(call_changed, getattr(method, hook), change))
         told = re.escape(f"{PLACE}{hook} returned ") + ".*return .*" + re.escape(wanted)
         with pytest.raises(WrongTensor, match=f"^method=.*: {told}$"):
             run(open_cache(method, SPEC, 1 if kind is Reads else 0.5), tokens_of(SPEC, 2))

@@ -38,7 +38,7 @@ def inputs_of(case: str) -> tuple[ModelSpec, list[list[tuple[Tensor, ...]]]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_generation_is_that_of_the_program(case: str) -> None:
+def test_a_generation_is_that_of_the_program(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     g, (prompt, window, budget, alpha, sinks) = load_golden(f"ld_lazyeviction_{case}"), CASES[case]
     spec, inputs = inputs_of(case)
     method = LazyEviction(alpha=alpha, sinks=sinks)
@@ -48,7 +48,7 @@ def test_a_generation_is_that_of_the_program(case: str) -> None:
         seen.append((view.segment.end - prompt, view.position.clone(), view.state.clone()))
         return inner(view)
 
-    method.score = score  # type: ignore[method-assign]
+    monkeypatch.setattr(method, "score", score)
     asked = watch(method, spec, inputs, budget).asked
     kept = {one.scale * window: one.ids() for one in asked if one.scale}
     decisions = sorted(int(name.rpartition(".")[2]) for name in g if name.startswith("kept.ids."))
@@ -64,7 +64,9 @@ def test_a_generation_is_that_of_the_program(case: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["max", "mean"])
-def test_query_heads_that_share_slots_hit_by_their_largest_or_mean_attention(group: Any) -> None:
+def test_query_heads_that_share_slots_hit_by_their_largest_or_mean_attention(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = ModelSpec("shared", 1, 2, 8, next_token(20, [1, 1]), 1, 1.0, group=2)
     method, inputs = LazyEviction(alpha=0.05, group=group), tokens_of(spec, 1, groups=2)
     intervals, inner = [], method.score
@@ -73,7 +75,7 @@ def test_query_heads_that_share_slots_hit_by_their_largest_or_mean_attention(gro
         intervals.append(view.state[..., 1].clone())
         return inner(view)
 
-    method.score = score  # type: ignore[method-assign]
+    monkeypatch.setattr(method, "score", score)
     watch(method, spec, inputs, 20)
     keys = torch.cat([segment[0][1] for segment in inputs[:2]], 2)[0]
     shares = (inputs[1][0][0].view(2, 2, 8) @ keys.mT).softmax(-1)

@@ -85,7 +85,7 @@ def test_baselines_of_hard_kv_keep_what_its_authors_keep() -> None:
     """Its SnapKV has no pooling; its R-KV does not normalise redundancy (`normalize`)."""
     g, usual = load_golden("hardinfer_base"), {"window": WINDOW, "queries": "last"}
     plain = SnapKV(**usual, softmax="prefix", group="max", kernel=1)
-    segments = next_scale([(10, 16), (1, 1)])  # one map, as its queries see all keys, those of the window too
+    segments = next_scale([(10, 16), (1, 1)])  # the queries of one map see all keys, also in the window
     for name, method in (
         ("vanilla", plain),
         ("snapkv", plain),

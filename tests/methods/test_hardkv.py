@@ -97,7 +97,7 @@ def expected_marks(
 ) -> tuple[Tensor, float]:
     """Which of `positions` each of the last queries marks, [ASKS, slots], and the head's temperature.
 
-    Arguments are those of `score_slowly`; `temperature` is None if it is not known yet.
+    The arguments are the same as of `score_slowly`; `temperature` is None before the first call.
     """
     raw, changed = score_slowly(selector, q, k, positions, end)
     counts = torch.tensor([int(mark_top_p(scores.softmax(0), P).sum()) for scores in raw])

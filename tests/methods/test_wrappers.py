@@ -135,11 +135,13 @@ def test_a_moving_average_begins_with_the_first_score() -> None:
             torch.testing.assert_close(found, expected.expand(8, -1))
 
 
-def test_heads_of_a_text_shorter_than_a_chunk_keep_what_they_keep_under_the_base() -> None:
+def test_heads_of_a_text_shorter_than_a_chunk_keep_what_they_keep_under_the_base(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec = ModelSpec("text", 1, 2, 8, next_token(6, [3, 2]), 1)
     table = torch.tensor([[9.0, 8, 7, 0, 0, 0, -1, -1, -1], [0, 0, 0, 7, 8, 9, -1, -1, -1]])
     inputs, base = tokens_of(spec, 1), Tracked()
-    base.score = lambda view: table.gather(1, view.position)  # type: ignore[method-assign]
+    monkeypatch.setattr(base, "score", lambda view: table.gather(1, view.position))
     for chunk, expected in ((20, [[0, 1, 2], [3, 4, 5]]), (6, [[0, 1, 5], [0, 1, 5]])):
         asked = watch(ChunkKV(base=base, chunk=chunk), spec, inputs, 3).asked
         assert asked[0].ids() == expected

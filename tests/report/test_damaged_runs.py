@@ -78,7 +78,7 @@ ANYTHING: Mapping[str, Callable[[str], str]] = {
     "list": lambda _: "[3]",
     "number": lambda _: "9" * 5000,
 }
-"""What a file may hold in place of its content."""
+"""Damaged content by name: functions of a file's text."""
 VALUES = {"HUGE": "1e999999999", "LONG": "9" * 5000, "DIGITS": "9" * 30, "SURROGATE": '"\\ud800"'}
 FEW = ("cut", "binary", "deep")
 DAMAGES: Mapping[str, Sequence[str]] = {
@@ -106,7 +106,7 @@ DAMAGES: Mapping[str, Sequence[str]] = {
     "sweeps/abc/workers/a-1-ffff.jsonl": (*FEW, "host=[]", "at=HUGE", "at=LONG", "device=[]"),
     "sweeps/abc/hosts/b.json": (*FEW, "reason={}"),
 }  # fmt: skip
-"""What a file holds, or a value of its JSON object or of that in its first line."""
+"""Damages by file: names of `ANYTHING`, or key=value, set in its JSON object or in that of its first line."""
 
 
 def damage(path: Path, what: str) -> None:

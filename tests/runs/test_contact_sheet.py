@@ -7,24 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kvbench.eval.files.images import ImageSet
-from kvbench.runs.record.folder import RunFolder
-from kvbench.runs.run_hash import Identity
 from kvbench.runs.score.contact_sheet import draw_contact_sheet
-
-
-def folder_with(root: Path, label: str, shades: list[int], prompt: str = "shade") -> ImageSet:
-    identity = Identity({}, label, {}, None, "1", "", 0, "")
-    folder = RunFolder(root, "m", identity)
-    pictures = np.stack([np.full((16, 16, 3), shade, np.uint8) for shade in shades])
-    folder.add(
-        [{"index": i, "seed": 0, "prompt": f"{prompt} {i}", "meta": {}} for i in range(len(shades))], pictures
-    )
-    return ImageSet(folder.path)
+from tests.support.image_sets import make_set
 
 
 def test_contact_sheet_shows_the_worst_first_and_the_reference_left(tmp_path: Path) -> None:
-    images, reference = folder_with(tmp_path, "a", [10, 60, 110]), folder_with(tmp_path, "b", [20, 90, 110])
+    images, reference = (
+        make_set(tmp_path / name, [np.full((16, 16, 3), shade, np.uint8) for shade in shades])
+        for name, shades in (("a", (10, 60, 110)), ("b", (20, 90, 110)))
+    )
     psnr = {0: 28.1, 1: 18.6, 2: float("inf")}
     drawn = draw_contact_sheet(images, reference, psnr, "heatkv, 0.04", "heatkv")
     sheet = np.array(Image.open(io.BytesIO(drawn)))
@@ -40,8 +31,8 @@ def test_contact_sheet_shows_the_worst_first_and_the_reference_left(tmp_path: Pa
     ids=["lines", "word"],
 )
 def test_a_caption_is_one_line_of_any_prompt(tmp_path: Path, prompt: str, shown: str) -> None:
-    sheets = []
+    grey, sheets = np.full((16, 16, 3), 10, np.uint8), []
     for number, text in enumerate((prompt, shown)):
-        images, reference = (folder_with(tmp_path, f"{side}{number}", [10], text) for side in "ab")
+        images, reference = (make_set(tmp_path / f"{side}{number}", [grey], [text]) for side in "ab")
         sheets.append(draw_contact_sheet(images, reference, {}, "heatkv, 0.04", "heatkv"))
     assert sheets[0] == sheets[1]

@@ -1,7 +1,6 @@
-"""Weights & Biases get what results.json says, as W&B itself writes it while offline; contact sheets."""
+"""Weights & Biases get what results.json says, as W&B itself writes it while offline."""
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -12,17 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import read_results
 from kvbench.runs.record.samples import order_worst_first, read_scores
-from kvbench.runs.score.contact_sheet import draw_contact_sheet
 from kvbench.runs.score.wandb import WandB
-from tests.support.image_sets import make_set
 from tests.support.results import made_up
 from tests.support.run_folders import GIVEN, write_reading_runs, write_run
 from tests.support.wandb_file import read_entry
@@ -204,17 +199,3 @@ def test_what_wandb_refuses_is_refused_before_a_run(
     monkeypatch.setenv("WANDB_MODE", mode)
     with pytest.raises(ConfigError, match=line):
         WandB(**settings).check()
-
-
-def test_contact_sheet_shows_the_worst_first_and_the_reference_left(tmp_path: Path) -> None:
-    images, reference = (
-        make_set(tmp_path / name, [np.full((16, 16, 3), shade, np.uint8) for shade in shades])
-        for name, shades in (("a", (10, 60, 110)), ("b", (20, 90, 110)))
-    )
-    psnr = {0: 28.1, 1: 18.6, 2: float("inf")}
-    drawn = draw_contact_sheet(images, reference, psnr, "heatkv, 0.04", "heatkv")
-    sheet = np.array(Image.open(io.BytesIO(drawn)))
-    row = sheet[sheet.shape[0] - 2 * 8 - 64]  # in the middle of the pictures, above the gaps
-    found = [int(shade[0]) for shade in row if len(set(map(int, shade))) == 1 and int(shade[0]) != 255]
-    runs = [shade for i, shade in enumerate(found) if i == 0 or shade != found[i - 1]]
-    assert runs == [90, 60, 20, 10, 110]

@@ -198,7 +198,7 @@ def test_a_link_out_of_a_run_is_not_published(
 
 
 def test_links_of_loggers_and_inside_a_run_are_no_links_of_the_dataset(run: Path, tmp_path: Path) -> None:
-    """W&B links its own log, which lies in the user's cache; a damaged run beside others is no matter."""
+    """W&B makes a link to its log in the user's cache. A damaged run in the same folder changes nothing."""
     (run / "wandb/run-1/logs").mkdir(parents=True)
     (run / "wandb/run-1/logs/debug-core.log").symlink_to(tmp_path / "cache/core.log")
     (run / "config.yaml").rename(run / "settings.yaml")

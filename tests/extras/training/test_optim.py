@@ -1,4 +1,4 @@
-"""What trainings share: update rules, step by step in double precision, rates, stages, attention, codebooks."""
+"""Shared parts of trainings: update rules in double precision, learning rates, stages, attention, codebooks."""
 
 import math
 from dataclasses import replace
