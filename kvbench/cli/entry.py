@@ -37,9 +37,8 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) or not (received or isinstance(error, KeyboardInterrupt)):
             raise
-        with suppress(
-            Exception
-        ):  # the signal may have come in the middle of a write, or the stream be closed
+        # The signal may have come in the middle of a write, or the stream may be closed.
+        with suppress(Exception):
             sys.stdout.flush()
         with suppress(OSError):
             os.write(2, f"{RESUME}\n".encode())

@@ -338,10 +338,9 @@ class Settings:
         ends = f"0..{shard.count - 1} (shard.count={shard.count})"
         several = "name two or more methods, each once"
         once = "is written once; leave out dashboard.watch"
-        is_race, by = (
-            self.task == "choose",
-            "task=choose compares methods by one metric; name it, such as psnr",
-        )
+        is_race = self.task == "choose"
+        by_one = "task=choose compares methods by one metric; name it, such as psnr"
+        unsharded = "processes share a race without shards; leave it out"
         is_full = is_race and self.budget == 1 and methods is None and self.cache_dtype == "auto"
         return (
             ("storage.key_bits", storage.key_bits is not None and not is_coded, coded),
@@ -357,12 +356,8 @@ class Settings:
             ("report.columns", report.rows == report.columns, "must differ from report.rows"),
             ("report.metrics", len({*metrics}) < len(metrics), "names a metric twice"),
             ("dashboard.bundle", self.dashboard.bundle and self.dashboard.watch, once),
-            ("metric", is_race and not self.metric, by),
-            (
-                "shard.count",
-                is_race and shard.count > 1,
-                "processes share a race without shards; leave it out",
-            ),
+            ("metric", is_race and not self.metric, by_one),
+            ("shard.count", is_race and shard.count > 1, unsharded),
             ("budget", is_full, "a race among full caches; give a smaller one, such as budget=0.1"),
             ("choose.error", not 0 < self.choose.error < 1, "must be a probability between 0 and 1"),
         )
